@@ -1,0 +1,26 @@
+"""What runs on the compute thread: the blocking counterpart of :class:`models.engine.Engine`."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from models.engine import EngineInfo, StepPlan, StepResult
+
+
+class Backend(Protocol):
+    """All methods are called on one and the same thread, which also built the object."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    def step(self, plan: StepPlan) -> StepResult:
+        """Run one step to its end.  Any exception means that the whole batch is lost."""
+        ...
+
+    def reset(self) -> None:
+        """Free every sequence."""
+        ...
+
+    def close(self) -> None:
+        """Free everything; nothing is called afterwards."""
+        ...
