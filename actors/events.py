@@ -27,7 +27,7 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """A slot is taken and prefill begins; ``cached_tokens`` of the prompt were already in a cache."""
+    """A slot is taken and prefill begins; ``cached_tokens`` of the prompt came from a cache."""
 
     cached_tokens: int = 0
 
@@ -54,7 +54,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
-    """Durations in seconds: waiting for a slot, prefill (start to first token), decode (the rest)."""
+    """Seconds spent waiting for a slot, in prefill (start to first token), in decode (the rest)."""
 
     queued_s: float
     prefill_s: float

@@ -1,7 +1,7 @@
 """What the actors know of the engine: one step at a time, plain Python values in and out.
 
-An :class:`Engine` is driven by exactly one actor, the DecodeLoop.  ``start_step`` hands a plan to the
-compute side and returns at once, so that the caller can deliver the previous step's tokens
+An :class:`Engine` is driven by exactly one actor, the DecodeLoop.  ``start_step`` hands a plan to
+the compute side and returns at once, so that the caller can deliver the previous step's tokens
 while this one runs; ``wait_step`` waits for it.  At most one step is in flight.
 """
 
@@ -29,7 +29,7 @@ class EngineInfo:
     ``kv_bytes_per_token`` is the size of one token's keys and values over all layers;
     ``kv_budget_bytes`` what the machine can give to KV caches (None: unlimited).
     ``max_batch`` is the widest decode batch the model's caches allow (None: any).
-    ``notes`` are the choices made at load (device, dtype, BLAS, threads ...) for the log and /props.
+    ``notes`` are the choices made at load (device, dtype, BLAS, threads), for the log and /props.
     """
 
     model_type: str
@@ -60,8 +60,8 @@ class PrefillChunk:
 class StepPlan:
     """One engine step.
 
-    Order inside the step: free ``drop``, decode one token for every sequence in ``decode``, then run
-    the ``prefill`` chunks in order.  The input token of a decode row is the one the engine drew
+    Order inside the step: free ``drop``, decode one token for every sequence in ``decode``, then
+    run the ``prefill`` chunks in order.  The input token of a decode row is the one the engine drew
     for it last; the engine keeps it, so nothing is sent twice.
     """
 
