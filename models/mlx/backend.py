@@ -1,0 +1,242 @@
+"""Engine steps on an mlx-lm model: continuous batching, chunked prefill, sampling."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import mlx.core as mx
+
+from models.engine import EngineInfo, PrefillChunk, StepPlan, StepResult
+from models.mlx.batching import Caches, DecodeBatch, Row, arrays_of, can_batch, new_caches
+from models.mlx.head import LastPositionHead
+from models.mlx.memory import kv_budget, kv_bytes_per_token
+from models.mlx.sampler import BatchSampler, check_params
+from models.sampling import SamplingParams
+
+# Steps between two returns of unused memory to the system.
+CLEAR_EVERY: Final = 512
+NOT_FINITE: Final = "the model's output is not a finite number"
+
+Note = str | int | float | bool | None
+
+
+@dataclass(slots=True, kw_only=True)
+class _Sequence:
+    """``caches`` is None while the sequence is a row of the decode batch.
+
+    ``length`` counts the cached tokens outside the batch.  ``token`` is the last drawn one, the
+    input of the next decode; ``sampling`` is set once the prompt is complete.
+    """
+
+    caches: Caches | None
+    length: int = 0
+    token: int = -1
+    sampling: SamplingParams | None = None
+
+
+class MLXBackend:
+    """Implements Backend.  Made, used and closed on one thread, which owns the model's arrays.
+
+    ``kv_budget_bytes`` None takes what the machine has left.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        vocab_size: int,
+        context_length: int,
+        model_type: str = "",
+        notes: Mapping[str, Note] | None = None,
+        kv_budget_bytes: int | None = None,
+    ) -> None:
+        self._model = model
+        self._head = LastPositionHead(model)
+        self._sequences: dict[int, _Sequence] = {}
+        self._batch = DecodeBatch()
+        self._sampler: BatchSampler | None = None  # of the batch as it is
+        self._tokens: mx.array | None = None  # [B], the inputs of the next decode
+        self._steps = 0
+        probe = new_caches(model)
+        mx.eval(self._head(model, mx.array([[0, 0]]), probe), arrays_of(probe))
+        self._info = EngineInfo(
+            model_type=model_type or str(getattr(model, "model_type", "unknown")),
+            vocab_size=vocab_size,
+            context_length=context_length,
+            kv_bytes_per_token=kv_bytes_per_token(probe),
+            kv_budget_bytes=kv_budget() if kv_budget_bytes is None else kv_budget_bytes,
+            max_batch=None if can_batch(probe) else 1,
+            notes=dict(notes or {}),
+        )
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    def step(self, plan: StepPlan) -> StepResult:
+        """See models.engine.StepPlan.  Any exception leaves the backend in need of a reset."""
+        begin = time.perf_counter()
+        tokens: dict[int, int] = {}
+        failed: dict[int, str] = {}
+        for sequence_id in plan.drop:
+            del self._sequences[sequence_id]
+        drawn = self._start_decode(plan)
+        # The prompts' graphs are built while the decode runs, and evaluated after it.
+        prompts = [self._build_chunk(chunk, failed) for chunk in plan.prefill]
+        if drawn is not None:
+            self._finish_decode(plan.decode, drawn.tolist(), tokens, failed)
+        decoded = time.perf_counter()
+        for chunk, outputs in zip(plan.prefill, prompts, strict=True):
+            self._finish_chunk(chunk, outputs, tokens, failed)
+        self._steps += 1
+        if self._steps % CLEAR_EVERY == 0:
+            mx.clear_cache()
+        return StepResult(
+            step=plan.step,
+            tokens=tokens,
+            failed=failed,
+            decode_s=decoded - begin if plan.decode else 0.0,
+            prefill_s=time.perf_counter() - decoded if plan.prefill else 0.0,
+        )
+
+    def reset(self) -> None:
+        self._sequences.clear()
+        self._batch = DecodeBatch()
+        self._sampler = self._tokens = None
+        mx.clear_cache()
+
+    def close(self) -> None:
+        self.reset()
+        self._model = None
+
+    # -- decode
+
+    def _start_decode(self, plan: StepPlan) -> mx.array | None:
+        """Start one step of all planned rows; [B] tokens by row, -1 for a failed row."""
+        self._arrange(plan.decode)
+        if not plan.decode:
+            return None
+        batch = self._batch
+        assert max(batch.lengths) < self._info.context_length, "a sequence outgrew the context"
+        if self._sampler is None or self._tokens is None:
+            rows = [self._sequences[sequence_id] for sequence_id in batch.ids]
+            settings = [row.sampling for row in rows if row.sampling is not None]
+            assert len(settings) == len(rows), "only complete prompts can decode"
+            self._sampler = BatchSampler(settings, self._info.vocab_size)
+            self._tokens = mx.array([row.token for row in rows], dtype=mx.uint32)
+        logits = self._model(self._tokens[:, None], cache=batch.caches)[:, -1, :]
+        batch.advance()
+        # The drawn token stands behind all cached ones.
+        self._tokens = self._sampler.draw(logits, batch.lengths)
+        drawn = _checked(logits, self._tokens)
+        mx.async_eval(drawn, self._tokens)
+        return drawn
+
+    def _arrange(self, decode: tuple[int, ...]) -> None:
+        """Make the batch hold exactly the planned rows.  Others are kept outside (parked)."""
+        batch = self._batch
+        planned = set(decode)
+        assert len(planned) == len(decode), "a sequence is planned twice"
+        dropped = [row for row in batch.ids if row not in self._sequences]
+        parked = []
+        if decode:
+            parked = [row for row in batch.ids if row in self._sequences and row not in planned]
+        present = set(batch.ids)
+        join: list[Row] = []
+        for sequence_id in decode:
+            if sequence_id in present:
+                continue
+            sequence = self._sequences[sequence_id]
+            assert sequence.caches is not None
+            join.append(
+                Row(sequence_id=sequence_id, caches=sequence.caches, length=sequence.length)
+            )
+        if not (dropped or parked or join):
+            return
+        for row in batch.take_out(parked):
+            self._sequences[row.sequence_id].caches = row.caches
+            self._sequences[row.sequence_id].length = row.length
+        batch.change(leave={*dropped, *parked}, join=join)
+        for row in join:
+            self._sequences[row.sequence_id].caches = None
+        self._changed()
+
+    def _changed(self) -> None:
+        self._sampler = self._tokens = None
+        # Unevaluated, the new caches would keep the old ones.
+        mx.eval(arrays_of(self._batch.caches))
+
+    def _finish_decode(
+        self,
+        decode: tuple[int, ...],
+        drawn: list[int],
+        tokens: dict[int, int],
+        failed: dict[int, str],
+    ) -> None:
+        by_id = dict(zip(self._batch.ids, drawn, strict=True))
+        for sequence_id in decode:
+            token = by_id[sequence_id]
+            if token < 0:
+                failed[sequence_id] = NOT_FINITE
+                del self._sequences[sequence_id]
+            else:
+                self._sequences[sequence_id].token = tokens[sequence_id] = token
+        lost = [sequence_id for sequence_id in decode if sequence_id in failed]
+        if lost:
+            self._batch.change(leave=lost, poisoned=True)
+            self._changed()
+
+    # -- prefill
+
+    def _build_chunk(self, chunk: PrefillChunk, failed: dict[int, str]) -> list[mx.array]:
+        """The arrays to evaluate; for the end of a prompt the drawn token ([1]) comes first."""
+        if chunk.sampling is not None and (fault := check_params(chunk.sampling)) is not None:
+            self._sequences.pop(chunk.sequence_id, None)
+            failed[chunk.sequence_id] = fault
+            return []
+        if chunk.start == 0:
+            assert chunk.sequence_id not in self._sequences, "the sequence exists already"
+            self._sequences[chunk.sequence_id] = _Sequence(caches=new_caches(self._model))
+        sequence = self._sequences[chunk.sequence_id]
+        caches = sequence.caches
+        assert caches is not None
+        assert sequence.sampling is None, "the prompt is complete already"
+        assert chunk.tokens, "a chunk must have tokens"
+        assert sequence.length == chunk.start, "a chunk does not continue its sequence"
+        sequence.length += len(chunk.tokens)
+        assert sequence.length <= self._info.context_length, "a prompt outgrew the context"
+        logits = self._head(self._model, mx.array([chunk.tokens], dtype=mx.uint32), caches)
+        if chunk.sampling is None:
+            return arrays_of(caches)  # the logits are never computed
+        sequence.sampling = chunk.sampling
+        sampler = BatchSampler([chunk.sampling], self._info.vocab_size)
+        token = sampler.draw(logits, [sequence.length])
+        return [_checked(logits, token), *arrays_of(caches)]
+
+    def _finish_chunk(
+        self,
+        chunk: PrefillChunk,
+        outputs: list[mx.array],
+        tokens: dict[int, int],
+        failed: dict[int, str],
+    ) -> None:
+        if not outputs:
+            return
+        mx.eval(outputs)
+        if chunk.sampling is None:
+            return
+        token = int(outputs[0].item())
+        if token < 0:
+            failed[chunk.sequence_id] = NOT_FINITE
+            del self._sequences[chunk.sequence_id]
+        else:
+            self._sequences[chunk.sequence_id].token = tokens[chunk.sequence_id] = token
+
+
+def _checked(logits: mx.array, tokens: mx.array) -> mx.array:
+    """[B] tokens as int32, -1 where the chosen logit is not finite: one transfer for both."""
+    chosen = mx.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0]
+    return mx.where(mx.isfinite(chosen), tokens.astype(mx.int32), -1)
