@@ -87,7 +87,7 @@ class MLXBackend:
         # The prompts' graphs are built while the decode runs, and evaluated after it.
         prompts = [self._build_chunk(chunk, failed) for chunk in plan.prefill]
         if drawn is not None:
-            self._finish_decode(plan.decode, drawn.tolist(), tokens, failed)
+            self._finish_decode(plan.decode, drawn, tokens, failed)
         decoded = time.perf_counter()
         for chunk, outputs in zip(plan.prefill, prompts, strict=True):
             self._finish_chunk(chunk, outputs, tokens, failed)
@@ -118,6 +118,8 @@ class MLXBackend:
         """Start one step of all planned rows; [B] tokens by row, -1 for a failed row."""
         self._arrange(plan.decode)
         if not plan.decode:
+            # Unevaluated, rebuilt caches would keep the old ones.
+            mx.eval(arrays_of(self._batch.caches))
             return None
         batch = self._batch
         assert max(batch.lengths) < self._info.context_length, "a sequence outgrew the context"
@@ -132,7 +134,7 @@ class MLXBackend:
         # The drawn token stands behind all cached ones.
         self._tokens = self._sampler.draw(logits, batch.lengths)
         drawn = _checked(logits, self._tokens)
-        mx.async_eval(drawn, self._tokens)
+        mx.async_eval(drawn, self._tokens)  # type: ignore[no-untyped-call]
         return drawn
 
     def _arrange(self, decode: tuple[int, ...]) -> None:
@@ -162,21 +164,17 @@ class MLXBackend:
         batch.change(leave={*dropped, *parked}, join=join)
         for row in join:
             self._sequences[row.sequence_id].caches = None
-        self._changed()
-
-    def _changed(self) -> None:
         self._sampler = self._tokens = None
-        # Unevaluated, the new caches would keep the old ones.
-        mx.eval(arrays_of(self._batch.caches))
 
     def _finish_decode(
         self,
         decode: tuple[int, ...],
-        drawn: list[int],
+        drawn: mx.array,
         tokens: dict[int, int],
         failed: dict[int, str],
     ) -> None:
-        by_id = dict(zip(self._batch.ids, drawn, strict=True))
+        values: Any = drawn.tolist()
+        by_id: dict[int, int] = dict(zip(self._batch.ids, values, strict=True))
         for sequence_id in decode:
             token = by_id[sequence_id]
             if token < 0:
@@ -187,7 +185,8 @@ class MLXBackend:
         lost = [sequence_id for sequence_id in decode if sequence_id in failed]
         if lost:
             self._batch.change(leave=lost, poisoned=True)
-            self._changed()
+            self._sampler = self._tokens = None
+            mx.eval(arrays_of(self._batch.caches))
 
     # -- prefill
 
@@ -228,7 +227,8 @@ class MLXBackend:
         mx.eval(outputs)
         if chunk.sampling is None:
             return
-        token = int(outputs[0].item())
+        values: Any = outputs[0].tolist()
+        token = int(values[0])
         if token < 0:
             failed[chunk.sequence_id] = NOT_FINITE
             del self._sequences[chunk.sequence_id]

@@ -142,7 +142,7 @@ class DecodeBatch:
         stay = [length for row, length in enumerate(self.lengths) if row not in gone]
         longest = max([*stay, *(row.length for row in join)])
         width = self.caches[0]._idx
-        return width - SLACK_COLUMNS <= longest <= width
+        return bool(width - SLACK_COLUMNS <= longest <= width)
 
     def _replace(self, gone: list[int], join: Sequence[Row]) -> None:
         for place, row in zip(gone, join, strict=True):
@@ -156,7 +156,7 @@ class DecodeBatch:
             cache.left_padding, cache.offset = padding, offset
 
     def _rebuild(self, keep: list[int], join: Sequence[Row], lengths: list[int]) -> Caches:
-        solo = {row: self.caches for row in keep} if len(self.ids) == 1 else {}
+        solo = bool(keep) and len(self.ids) == 1
         layers = range(len(self.caches) if keep else len(join[0].caches))
         shared = _paddings(lengths, max(lengths)), mx.array(lengths)
         rebuilt: Caches = []
@@ -225,7 +225,9 @@ def _regroup(
 
 def _runs(rows: list[int]) -> list[tuple[int, int, int]]:
     """Rising row numbers as runs: (place of the first in the list, first row, count)."""
-    starts = [place for place in range(len(rows)) if not place or rows[place] != rows[place - 1] + 1]
+    starts = [
+        place for place in range(len(rows)) if not place or rows[place] != rows[place - 1] + 1
+    ]
     return [(a, rows[a], b - a) for a, b in pairwise([*starts, len(rows)])]
 
 
@@ -261,5 +263,3 @@ def _put(batch: Any, place: int, single: Any, length: int, end: int) -> None:
 def _assign(batch: Any, rows: slice, columns: slice, keys: mx.array, values: mx.array) -> None:
     batch.keys[rows, :, columns] = keys
     batch.values[rows, :, columns] = values
-
-
