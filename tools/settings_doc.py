@@ -10,7 +10,7 @@ from runtime.settings_table import SETTINGS, Setting
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "settings.md"
 
-INTRO = f"""# Settings
+INTRO = """# Settings
 
 Order of precedence: command line flags, then environment variables, then defaults. An empty
 environment variable counts as unset. A bad value of either kind ends the start with one line and

@@ -25,7 +25,7 @@ def imports_of(path: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize("layer", LAYERS)
 def test_imports_point_downwards(layer: str) -> None:
-    above = LAYERS[LAYERS.index(layer) + 1 :] + ["tools", "tests"]
+    above = [*LAYERS[LAYERS.index(layer) + 1 :], "tools", "tests"]
     files = list(FOLDERS[layer].rglob("*.py"))
     assert len(files) > 1
     for path in files:
