@@ -39,9 +39,7 @@ class CostModel:
         if self.decode_step_s is None or self.prefill_token_s is None:
             return limits.prefill_chunk_min_tokens
         tokens = int(limits.prefill_chunk_steps * self.decode_step_s / self.prefill_token_s)
-        return max(
-            limits.prefill_chunk_min_tokens, min(tokens, limits.prefill_chunk_max_tokens)
-        )
+        return max(limits.prefill_chunk_min_tokens, min(tokens, limits.prefill_chunk_max_tokens))
 
     def snapshot(self) -> dict[str, float]:
         """The measured seconds by name; what has not been measured is left out."""

@@ -1,4 +1,4 @@
-"""Stored responses: a time to live, a bound on entries and bytes, least recently used leaves first."""
+"""Stored responses: a time to live, bounds on entries and bytes, least recently used first out."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """A wake-up that is never lost.
 
-Read ``version``, decide, then ``await since(version)``: a beat in between returns at once.  Replacing
-a shared ``trio.Event`` instead loses wake-ups as soon as two tasks wait or an ``await`` sits between.
+Read ``version``, decide, then ``await since(version)``: a beat in between returns at once.
+Replacing a shared ``trio.Event`` instead loses wake-ups as soon as two tasks wait or an ``await``
+sits between.
 """
 
 from __future__ import annotations
