@@ -20,7 +20,6 @@ from quart.wrappers.response import ResponseBody
 
 from actors.events import Failed, Finished, TextDelta
 from actors.generation import Generation
-from httpapi.asgi import Send
 from httpapi.record import RequestRecord
 from httpapi.sse import HEARTBEAT
 
@@ -43,13 +42,11 @@ class StreamBody(ResponseBody):
         encoder: StreamEncoder,
         record: RequestRecord,
         *,
-        send: Send,
         ping_interval_s: float,
     ) -> None:
         self._generation = generation
         self._encoder = encoder
         self._record = record
-        self._send = send
         self._ping_interval_s = ping_interval_s  # -1: no heartbeats
         self._frames = encoder.start()  # to be sent before anything else is received
         self._next_frame = 0
@@ -96,17 +93,11 @@ class StreamBody(ResponseBody):
             if event is None:
                 event = await self._generation.__anext__()
             if type(event) is TextDelta:
-                self._count(event)
+                self._record.count_token(event.position)
                 if event.text:
                     return self._encoder.delta(event.text)
             elif isinstance(event, Finished | Failed):
                 self._end(event)
-
-    def _count(self, event: TextDelta) -> None:
-        record = self._record
-        if record.first_token_s is None:
-            record.first_token_s = trio.current_time()
-        record.completion_tokens = event.position + 1
 
     def _end(self, event: Finished | Failed) -> None:
         self._ended = True
@@ -124,7 +115,7 @@ class StreamBody(ResponseBody):
         while True:
             await trio.sleep_until(self._last_write_s + interval)
             if trio.current_time() >= self._last_write_s + interval:
-                await self._send(
+                await self._record.send(
                     {"type": "http.response.body", "body": HEARTBEAT, "more_body": True}
                 )
                 self._last_write_s = trio.current_time()

@@ -46,9 +46,7 @@ def _parse(raw: bytes) -> Any:
     except UnicodeDecodeError:
         raise invalid("The request body is not valid UTF-8.") from None
     try:
-        return json.loads(
-            text, parse_float=_float, parse_int=_int, parse_constant=_refuse_constant
-        )
+        return json.loads(text, parse_float=_float, parse_int=_int, parse_constant=_refuse_constant)
     except RecursionError:
         raise invalid("The request body is nested too deeply.") from None
     except json.JSONDecodeError as error:

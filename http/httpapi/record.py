@@ -5,8 +5,11 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 
+import trio
+
 from actors.generation import Generation
 from actors.requests import Priority
+from httpapi.asgi import Send
 
 logger = logging.getLogger("mlxcel.http")
 
@@ -25,6 +28,7 @@ class RequestRecord:
     target: str  # path only: a query could hold a key
     started_s: float
     deadline_s: float
+    send: Send  # of the request's exchange, for what is written beside the response's body
     lane: Priority | None = None
     generation_id: str | None = None
     status: int | None = None
@@ -37,6 +41,12 @@ class RequestRecord:
     def hold(self, generation: Generation) -> None:
         """From now on the request's end closes ``generation``, however that end comes."""
         self._generations.append(generation)
+
+    def count_token(self, position: int) -> None:
+        """A token of the answer came; ``position`` counts from 0."""
+        if self.first_token_s is None:
+            self.first_token_s = trio.current_time()
+        self.completion_tokens = position + 1
 
     def close_generations(self) -> None:
         """Never awaits; cancels whatever still runs."""

@@ -40,9 +40,9 @@ class RequestScope:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        record = self._new_record(scope)
+        exchange = _Exchange(scope, receive, send, self._ports)
+        record = exchange.record = self._new_record(scope, exchange.send)
         scope[RECORD_KEY] = record
-        exchange = _Exchange(scope, receive, send, record, self._ports)
         try:
             if self._head_fits(scope):
                 await self._app(scope, exchange.receive, exchange.send)
@@ -61,7 +61,7 @@ class RequestScope:
                 record.outcome = CLIENT_LEFT
             record.log(trio.current_time())
 
-    def _new_record(self, scope: Scope) -> RequestRecord:
+    def _new_record(self, scope: Scope, send: Send) -> RequestRecord:
         now = trio.current_time()
         return RequestRecord(
             request_id=self._ports.seams.new_id("req-"),
@@ -70,6 +70,7 @@ class RequestScope:
             target=_raw_path(scope).decode("latin-1")[:_MAX_LOGGED_TARGET],
             started_s=now,
             deadline_s=now + self._settings.request_timeout_s,
+            send=send,
         )
 
     def _head_fits(self, scope: Scope) -> bool:
@@ -89,15 +90,14 @@ def _raw_path(scope: Scope) -> bytes:
 class _Exchange:
     """The two ASGI callables of one request, with what the wrapper has to know about them."""
 
-    __slots__ = ("_ports", "_receive", "_record", "_scope", "_send", "completed", "started")
+    __slots__ = ("_ports", "_receive", "_scope", "_send", "completed", "record", "started")
 
-    def __init__(
-        self, scope: Scope, receive: Receive, send: Send, record: RequestRecord, ports: Ports
-    ) -> None:
+    record: RequestRecord
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, ports: Ports) -> None:
         self._scope = scope
         self._receive = receive
         self._send = send
-        self._record = record
         self._ports = ports
         self.started = False
         self.completed = False
@@ -114,7 +114,7 @@ class _Exchange:
                 self.completed = True
         elif message["type"] == "http.response.start":
             self.started = True
-            self._record.status = message["status"]
+            self.record.status = message["status"]
             message["headers"] = self._headers(message["status"], message["headers"])
         await self._send(message)
 
@@ -122,7 +122,7 @@ class _Exchange:
         self, status: int, headers: list[tuple[bytes, bytes]]
     ) -> list[tuple[bytes, bytes]]:
         names = {name.lower() for name, _ in headers}
-        result = [*headers, (b"x-request-id", self._record.request_id.encode("ascii"))]
+        result = [*headers, (b"x-request-id", self.record.request_id.encode("ascii"))]
         if status == 503 and b"retry-after" not in names:
             result.append((b"retry-after", retry_after(self._ports.retry_after_s()).encode()))
         if status in CLOSING_STATUSES and str(self._scope["http_version"]).startswith("1"):
@@ -137,8 +137,8 @@ class _Exchange:
         """
         type_, message = http_error(status)
         body = dump_json(envelope(message, type_))
-        if self._record.outcome is None:
-            self._record.outcome = str(status)
+        if self.record.outcome is None:
+            self.record.outcome = str(status)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._drain, nursery.cancel_scope)
             await self.send(

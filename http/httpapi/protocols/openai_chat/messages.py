@@ -84,9 +84,7 @@ def _read_role(message: dict[str, Any], path: str) -> str:
         raise invalid(f"{param} must be a string.", param)
     known = ROLES.get(role)
     if known is None:
-        raise invalid(
-            f"{param}: unknown role '{role[:64]}'; use one of {', '.join(ROLES)}.", param
-        )
+        raise invalid(f"{param}: unknown role '{role[:64]}'; use one of {', '.join(ROLES)}.", param)
     return known
 
 
