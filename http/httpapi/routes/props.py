@@ -22,7 +22,7 @@ async def _props(context: AppContext) -> Response:
     model = context.ports.model()
     body: dict[str, Any] = {
         "default_generation_settings": _defaults(context.settings.defaults),
-        "total_slots": context.ports.limits.max_slots,
+        "total_slots": len(context.ports.status().slots),
     }
     if model is not None:
         body["model"] = context.model_name()
@@ -30,6 +30,8 @@ async def _props(context: AppContext) -> Response:
         body["vocab_size"] = model.vocab_size
         body["engine"] = dict(model.notes)
         body["step_cost"] = dict(context.ports.status().step_cost)
+    if lag := dict(context.ports.loop_lag()):
+        body["loop_lag"] = lag
     return json_response(body)
 
 
