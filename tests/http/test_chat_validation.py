@@ -458,9 +458,9 @@ def test_reasoning_effort() -> None:
     assert kwargs({"enable_thinking": False}, reasoning_effort="high") == on
     assert kwargs({}, extra_body={"reasoning_effort": "high"}) == on
     assert kwargs({}, extra_body={"reasoning_effort": 5}) == {}
-    assert kwargs(
-        {}, reasoning_effort="none", chat_template_kwargs={"enable_thinking": True}
-    ) == {"enable_thinking": True}
+    assert kwargs({}, reasoning_effort="none", chat_template_kwargs={"enable_thinking": True}) == {
+        "enable_thinking": True
+    }
 
 
 def test_lanes() -> None:
