@@ -25,11 +25,6 @@ async def settle() -> None:
     await trio.testing.wait_all_tasks_blocked()
 
 
-async def finish(world: World, *generations: object) -> None:
-    await settle()
-    world.assert_idle()
-
-
 async def test_a_request_from_start_to_end(autojump_clock: Clock) -> None:
     engine = ScriptedEngine(scripts={"hello": "héy"})
     async with open_world(engine=engine) as world:
