@@ -357,6 +357,22 @@ async def test_a_row_that_the_engine_loses_fails_alone(autojump_clock: Clock) ->
         assert it.engine.sequences == ()
 
 
+async def test_a_row_lost_in_the_step_that_a_stop_string_wasted_is_not_dropped_twice(
+    autojump_clock: Clock,
+) -> None:
+    faults = EngineFaults(failing_rows={4: 0})
+    async with bench(scripts={"": "END and more"}, faults=faults) as it:
+        one, other = it.requester("a", stop=("END",)), it.requester("b", max_tokens=6)
+        it.start(one, other)
+        await it.steps(9)
+        finished = one.events()[-1]
+        assert isinstance(finished, Finished)
+        assert finished.reason is FinishReason.STOP_STRING
+        assert it.in_plans("a") == [1, 2, 3, 4]
+        assert text_of(other.events()) == "END an"
+        assert it.engine.sequences == ()
+
+
 async def test_a_failed_step_fails_every_running_request(autojump_clock: Clock) -> None:
     one, other = Requester("a", LIMITS), Requester("b", LIMITS)
     with crashes_with(EngineError):
