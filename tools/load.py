@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -110,8 +111,10 @@ async def find_model(client: Client, options: Options) -> str:
         raise UsageError(f"{client.target.base_url} wants an API key: use --api-key")
     if options.model is not None:
         return options.model
-    bench = Bench(client=client, options=options, model="")
-    listing = await bench.get_json("/v1/models")
+    try:
+        listing = json.loads(outcome.body)
+    except ValueError:
+        return FALLBACK_MODEL
     entries = listing.get("data") if isinstance(listing, dict) else None
     if isinstance(entries, list) and entries and isinstance(entries[0], dict):
         return str(entries[0].get("id") or FALLBACK_MODEL)

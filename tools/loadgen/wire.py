@@ -58,13 +58,14 @@ class ResponseReader:
     is.  A body without length and without chunks ends with the connection: call ``eof``.
     """
 
-    __slots__ = ("_buffer", "_chunked", "_left", "_until_eof", "done", "head")
+    __slots__ = ("_buffer", "_chunked", "_left", "_trailers", "_until_eof", "done", "head")
 
     def __init__(self) -> None:
         self.head: Head | None = None
         self.done = False
         self._buffer = b""
         self._chunked = False
+        self._trailers = False
         self._until_eof = False
         self._left = 0  # body bytes still to come; for chunks: of this chunk, with its CRLF
 
@@ -148,7 +149,7 @@ class ResponseReader:
                     raise WireError("chunk header too long")
                 self._buffer = data[position:]
                 break
-            if self._until_eof:  # reading trailers, up to the empty line
+            if self._trailers:  # up to the empty line
                 self.done = end == position
                 position = end + 2
                 if self.done:
@@ -165,7 +166,7 @@ class ResponseReader:
         if length:
             self._left = length + 2
         else:
-            self._until_eof = True  # the last chunk: only trailers follow
+            self._trailers = True  # that was the last chunk
         return end + 2
 
 
