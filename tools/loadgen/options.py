@@ -52,6 +52,7 @@ class Options:
     seed: int = 0
     cancel_share: float | None = None
     repeats: int = 5
+    idle_within_s: float = 10.0
     pid: int | None = None
     timeout_s: float = 120.0
     max_time_s: float = 1800.0
@@ -175,6 +176,14 @@ def _scenario_arguments(parser: argparse.ArgumentParser) -> None:
         default=Options.repeats,
         metavar="K",
         help="newcomer: idle measurements and rounds (%(default)s)",
+    )
+    group.add_argument(
+        "--idle-within",
+        dest="idle_within_s",
+        type=_number(0.01, 3600),
+        default=Options.idle_within_s,
+        metavar="S",
+        help="cancel, newcomer, soak: the server must be idle after (%(default)g)",
     )
     group.add_argument("--pid", type=_integer(1, 2**31), metavar="PID", help="soak: the server")
 
