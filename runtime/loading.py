@@ -10,11 +10,11 @@ from pathlib import Path
 
 import trio
 from models.compute_thread import ComputeThread
-from models.source import ModelSource, resolve_source
 from models.threaded_engine import ThreadedEngine
 
 from actors.kit.seams import Seams
 from actors.ports import ServedModel
+from models.source import ModelSource, resolve_source
 from runtime.config import ServerConfig
 from runtime.tree import Loaded
 
