@@ -71,7 +71,7 @@ def last_special(tokenizer: Any) -> int:
     special = [token_id for token_id, token in added.items() if token.special]
     if not special:
         raise ModelLoadError("the tokenizer has no special token to end with")
-    return max(special)
+    return int(max(special))
 
 
 def _write(path: Path, value: dict[str, Any]) -> None:

@@ -64,7 +64,7 @@ class Options:
 
 def parse_options(argv: list[str], scenarios: tuple[str, ...]) -> Options:
     """Raises UsageError; ``--help`` exits."""
-    parser = _Parser(
+    parser = Parser(
         prog="python tools/load.py",
         description="Put load on an OpenAI-compatible server and measure what its clients see.",
         epilog=SCENARIO_HELP,
@@ -88,7 +88,9 @@ def parse_options(argv: list[str], scenarios: tuple[str, ...]) -> Options:
     return Options(**values)
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
+    """Raises UsageError instead of ending the process."""
+
     def error(self, message: str) -> None:  # type: ignore[override]
         raise UsageError(f"{message} (see --help)")
 
