@@ -139,7 +139,7 @@ async def test_the_same_seed_makes_the_same_requests() -> None:
 async def test_a_server_that_keeps_working_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(FakeServer()) as server:
         server.active = 1
-        report = await load(server, "newcomer", concurrency=2, repeats=1, max_tokens=50)
+        report = await load(server, "newcomer", concurrency=2, repeats=1, idle_within_s=0.1)
         assert any("active_sequences is 1" in p for p in report["verdict"]["problems"])
 
 

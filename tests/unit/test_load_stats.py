@@ -81,7 +81,7 @@ def test_summary_states_where_token_counts_come_from() -> None:
     assert both["tokens"]["source"] == "usage, and content events where there is none"
     assert both["throughput"]["tokens_per_s"] == 2.5
     assert both["latency_ms"]["ttft"]["p50"] == 1000.0
-    assert both["client"]["cpu_us_per_event"] == 25000.0
+    assert both["client"]["cpu_us_per_token"] == 20000.0
 
 
 def resources(rss: int, fds: int, threads: int = 4) -> ProcessSample:

@@ -79,7 +79,7 @@ def show(console: Console, report: Mapping[str, Any], details: Mapping[str, Any]
         f"{requests['sent']} requests: {requests['ok']} ok, {requests['left']} left, "
         f"{requests['failed']} failed (by status: {statuses or 'none'})"
     )
-    cost = report["client"]["cpu_us_per_event"]
+    cost = report["client"]["cpu_us_per_token"]
     if cost is not None:
         console.print(f"client CPU: {cost:.1f} us per token", style="dim")
     for text, count in requests["errors"].items():

@@ -120,7 +120,7 @@ def summarise(outcomes: Sequence[Outcome], *, wall_s: float, cpu_s: float) -> di
         },
         "client": {
             "cpu_s": round(cpu_s, 4),
-            "cpu_us_per_event": round(1e6 * cpu_s / events, 2) if events else None,
+            "cpu_us_per_token": round(1e6 * cpu_s / tokens, 2) if tokens else None,
         },
     }
 
