@@ -81,6 +81,11 @@ class Places:
     def count(self) -> int:
         return self._count
 
+    def resize(self, count: int) -> None:
+        """Change the number of permits; only while none is taken (before the server is ready)."""
+        assert self._free == self._count, "places are in use"
+        self._free = self._count = count
+
     def take(self) -> Callable[[], None] | None:
         """A release function that works once, or None when the server is full."""
         if self._free == 0:
@@ -109,3 +114,4 @@ class Ports:
     retry_after_s: Callable[[], float]  # estimate from the measured service rate, at least 1.0
     seams: Seams
     limits: Limits
+    loop_lag: Callable[[], Mapping[str, float]] = dict  # milliseconds; empty when not measured

@@ -69,7 +69,7 @@ class ComputeThread:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Be the thread until :meth:`stop` or cancellation; ends after the job that is running.
 
-        Raises what ended the thread if that was neither.
+        Raises EngineDead, in a group, if the thread ended by itself.
         """
         assert self._trio is None, "a compute thread runs once"
         self._trio = trio.lowlevel.current_trio_token()
@@ -98,6 +98,10 @@ class ComputeThread:
         self._queue.put(job)
         return job
 
+    async def run_job(self, fn: Callable[[], T]) -> T:
+        """Submit and wait.  If the wait is cancelled the job still runs to its end."""
+        return await self.submit(fn).wait()
+
     def stop(self) -> None:
         """End after the running job; queued jobs fail with EngineDead."""
         self._stopping = True
@@ -115,7 +119,6 @@ class ComputeThread:
 
     def _loop(self) -> None:
         """Runs on the thread.  Anything but an ordinary exception of a job ends it."""
-        assert self._trio is not None
         while True:
             job = self._queue.get()
             if job is None or self._stopping:
@@ -123,12 +126,18 @@ class ComputeThread:
             try:
                 value = job.call()
             except Exception as error:  # handed to the waiter, nothing is swallowed
-                self._trio.run_sync_soon(self._settle, job, None, error)
+                self._post(job, None, error)
                 del error
+            except BaseException as error:  # SystemExit and the like are not a job's own affair
+                raise self._death() from error
             else:
-                self._trio.run_sync_soon(self._settle, job, value, None)
+                self._post(job, value, None)
                 del value
             del job  # while it waits, the thread holds nothing of the last job
+
+    def _post(self, job: Job[Any], value: Any, error: Exception | None) -> None:
+        assert self._trio is not None
+        self._trio.run_sync_soon(self._settle, job, value, error)
 
     def _settle(self, job: Job[Any], value: Any, error: Exception | None) -> None:
         if job not in self._outstanding:
