@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import mlx.core as mx
 
 from models.engine import EngineInfo, PrefillChunk, StepPlan, StepResult
-from models.mlx.batching import Caches, DecodeBatch, Row, arrays_of, can_batch, new_caches
+from models.mlx.batching import (
+    Caches,
+    DecodeBatch,
+    Row,
+    arrays_of,
+    can_batch,
+    new_caches,
+    remember,
+)
 from models.mlx.head import LastPositionHead
 from models.mlx.memory import kv_budget, kv_bytes_per_token
 from models.mlx.sampler import BatchSampler, check_params
@@ -37,6 +45,19 @@ class _Sequence:
     sampling: SamplingParams | None = None
 
 
+@dataclass(slots=True, kw_only=True)
+class _Decode:
+    """One decode of the whole batch, built and perhaps not started.
+
+    ``drawn`` is [B], -1 for a failed row; ``tokens`` [B] is the input of the decode after it.
+    ``undo`` takes the building back.
+    """
+
+    drawn: mx.array
+    tokens: mx.array
+    undo: Callable[[], None] | None
+
+
 class MLXBackend:
     """Implements Backend.  Made, used and closed on one thread, which owns the model's arrays.
 
@@ -59,6 +80,7 @@ class MLXBackend:
         self._batch = DecodeBatch()
         self._sampler: BatchSampler | None = None  # of the batch as it is
         self._tokens: mx.array | None = None  # [B], the inputs of the next decode
+        self._ahead: _Decode | None = None
         self._steps = 0
         probe = new_caches(model)
         mx.eval(self._head(model, mx.array([[0, 0]]), probe), arrays_of(probe))
@@ -84,8 +106,10 @@ class MLXBackend:
         for sequence_id in plan.drop:
             del self._sequences[sequence_id]
         drawn = self._start_decode(plan)
-        # The prompts' graphs are built while the decode runs, and evaluated after it.
+        # Graphs are built while the decode runs, and evaluated after it.
         prompts = [self._build_chunk(chunk, failed) for chunk in plan.prefill]
+        if plan.decode and not any(chunk.sampling for chunk in plan.prefill):
+            self._ahead = self._build_decode()
         if drawn is not None:
             self._finish_decode(plan.decode, drawn, tokens, failed)
         decoded = time.perf_counter()
@@ -105,7 +129,7 @@ class MLXBackend:
     def reset(self) -> None:
         self._sequences.clear()
         self._batch = DecodeBatch()
-        self._sampler = self._tokens = None
+        self._sampler = self._tokens = self._ahead = None
         mx.clear_cache()
 
     def close(self) -> None:
@@ -121,21 +145,39 @@ class MLXBackend:
             # Unevaluated, rebuilt caches would keep the old ones.
             mx.eval(arrays_of(self._batch.caches))
             return None
+        assert max(self._batch.lengths) < self._info.context_length, (
+            "a sequence outgrew the context"
+        )
+        decode = self._ahead or self._build_decode()
+        self._ahead = decode.undo = None  # so that caches are updated in place
+        self._batch.advance()
+        self._tokens = decode.tokens
+        mx.async_eval(decode.drawn, decode.tokens)  # type: ignore[no-untyped-call]
+        return decode.drawn
+
+    def _build_decode(self) -> _Decode:
+        """Build the next decode of the batch as it is, without starting it.
+
+        This takes a few per cent of a step, so it is done for the step after the running one; if
+        the batch then changes after all, it is taken back.
+        """
         batch = self._batch
-        assert max(batch.lengths) < self._info.context_length, "a sequence outgrew the context"
         if self._sampler is None or self._tokens is None:
             rows = [self._sequences[sequence_id] for sequence_id in batch.ids]
             settings = [row.sampling for row in rows if row.sampling is not None]
             assert len(settings) == len(rows), "only complete prompts can decode"
             self._sampler = BatchSampler(settings, self._info.vocab_size)
             self._tokens = mx.array([row.token for row in rows], dtype=mx.uint32)
+        undo = remember(batch.caches)
         logits = self._model(self._tokens[:, None], cache=batch.caches)[:, -1, :]
-        batch.advance()
-        # The drawn token stands behind all cached ones.
-        self._tokens = self._sampler.draw(logits, batch.lengths)
-        drawn = _checked(logits, self._tokens)
-        mx.async_eval(drawn, self._tokens)  # type: ignore[no-untyped-call]
-        return drawn
+        # The token at hand will be cached, and the drawn one stands behind it.
+        tokens = self._sampler.draw(logits, [length + 1 for length in batch.lengths])
+        return _Decode(drawn=_checked(logits, tokens), tokens=tokens, undo=undo)
+
+    def _composition_changes(self) -> None:
+        if self._ahead is not None and self._ahead.undo is not None:
+            self._ahead.undo()
+        self._sampler = self._tokens = self._ahead = None
 
     def _arrange(self, decode: tuple[int, ...]) -> None:
         """Make the batch hold exactly the planned rows.  Others are kept outside (parked)."""
@@ -158,13 +200,13 @@ class MLXBackend:
             )
         if not (dropped or parked or join):
             return
+        self._composition_changes()
         for row in batch.take_out(parked):
             self._sequences[row.sequence_id].caches = row.caches
             self._sequences[row.sequence_id].length = row.length
         batch.change(leave={*dropped, *parked}, join=join)
         for row in join:
             self._sequences[row.sequence_id].caches = None
-        self._sampler = self._tokens = None
 
     def _finish_decode(
         self,
@@ -184,8 +226,8 @@ class MLXBackend:
                 self._sequences[sequence_id].token = tokens[sequence_id] = token
         lost = [sequence_id for sequence_id in decode if sequence_id in failed]
         if lost:
+            self._composition_changes()
             self._batch.change(leave=lost, poisoned=True)
-            self._sampler = self._tokens = None
             mx.eval(arrays_of(self._batch.caches))
 
     # -- prefill

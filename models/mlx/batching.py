@@ -7,7 +7,8 @@ Lengths are known on the host, so changing a batch needs no value from the devic
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import copy
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
@@ -45,21 +46,49 @@ def _can_batch(cache: Any) -> bool:
 def arrays_of(caches: Caches) -> list[mx.array]:
     """Everything that must be evaluated for the caches to be complete."""
     found: list[mx.array] = []
-    for cache in caches:
+    for cache in _leaves(caches):
         for value in vars(cache).values():
-            _collect(value, found)
+            found += [
+                item
+                for item in (value if isinstance(value, (list, tuple)) else (value,))
+                if isinstance(item, mx.array)
+            ]
     return found
 
 
-def _collect(value: Any, found: list[mx.array]) -> None:
+def remember(caches: Caches) -> Callable[[], None]:
+    """A function that puts the caches back to what they are now.
+
+    It takes no copies of their data, but while it exists they cannot be updated in place: drop it
+    before evaluating what was built on them since.
+    """
+    states = [
+        (cache, {name: _handle(value) for name, value in vars(cache).items()})
+        for cache in _leaves(caches)
+    ]
+
+    def restore() -> None:
+        for cache, state in states:
+            cache.__dict__.update(state)
+
+    return restore
+
+
+def _handle(value: Any) -> Any:
+    """The same values, unaffected by what is assigned to parts of ``value`` later."""
     if isinstance(value, mx.array):
-        found.append(value)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            _collect(item, found)
-    elif hasattr(value, "update_and_fetch") or hasattr(value, "caches"):
-        for item in vars(value).values():
-            _collect(item, found)
+        return copy.copy(value)
+    if isinstance(value, list):
+        return [_handle(item) for item in value]
+    return value
+
+
+def _leaves(caches: Sequence[Any]) -> Caches:
+    """The caches with those inside lists of caches in place of the lists."""
+    found: Caches = []
+    for cache in caches:
+        found += _leaves(cache.caches) if isinstance(cache, CacheList) else [cache]
+    return found
 
 
 @dataclass(slots=True, kw_only=True)
