@@ -42,10 +42,8 @@ def _head(model: nn.Module) -> Callable[[mx.array], mx.array] | None:
     head = getattr(model, "lm_head", None)
     if isinstance(head, nn.Module):
         return head
-    tied: Callable[[mx.array], mx.array] | None = getattr(
-        getattr(body, "embed_tokens", None), "as_linear", None
-    )
-    return tied
+    embedding = getattr(body, "embed_tokens", None)
+    return embedding.as_linear if isinstance(embedding, nn.Embedding) else None
 
 
 def _agrees(model: nn.Module, head: Callable[[mx.array], mx.array]) -> bool:
