@@ -62,17 +62,16 @@ def _masked(grid: mx.array, mask: mx.array | str) -> mx.array:
     """``grid`` [B, K, R, N, L] with masked scores at the least finite number (never NaN)."""
     if isinstance(mask, str):
         count, length = grid.shape[-2:]
-        mask = base.create_causal_mask(count, length - count)
-    if mask.ndim == 4:
-        per_head = mask.shape[1] > 1
-        mask = (
-            mask.reshape(mask.shape[0], *grid.shape[1:3], *mask.shape[2:])
-            if per_head
-            else (mask[:, :, None])
-        )
-    if mask.dtype == mx.bool_:
-        return mx.where(mask, grid, mx.finfo(mx.float32).min)
-    return grid + mask * LOG2E
+        allowed: mx.array = base.create_causal_mask(count, length - count)
+    else:
+        allowed = mask
+    if allowed.ndim == 4 and allowed.shape[1] > 1:
+        allowed = allowed.reshape(allowed.shape[0], *grid.shape[1:3], *allowed.shape[2:])
+    elif allowed.ndim == 4:
+        allowed = allowed[:, :, None]
+    if allowed.dtype == mx.bool_:
+        return mx.where(allowed, grid, mx.finfo(mx.float32).min)
+    return grid + allowed * LOG2E
 
 
 def swiglu(gate: mx.array, x: mx.array) -> mx.array:
