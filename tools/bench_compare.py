@@ -87,6 +87,7 @@ def load_options(options: argparse.Namespace) -> Options:
         max_tokens=options.max_tokens,
         prompt_tokens=options.prompt_tokens,
         ignore_eos=True,
+        preconnect=True,
         timeout_s=options.max_time,
         max_time_s=options.max_time,
     )

@@ -3,8 +3,9 @@
     OPENBLAS_NUM_THREADS=1 python tools/bench_engine.py            # the default model, 8 rows
     python tools/bench_engine.py --model FOLDER --rows 32 --prompt 16
 
-Both run the same weights, prompts and sampling on the same thread.  Each round measures one after
-the other, so that a busy machine hits both; the figure that counts is the median of the ratios.
+Both run the same weights, prompts and sampling on the same thread; the reference with mlx-lm's own
+attention and activations.  Each round measures one after the other, so that a busy machine hits
+both; the figure that counts is the median of the ratios.
 """
 
 from __future__ import annotations
@@ -125,6 +126,7 @@ def main() -> None:
     parser.add_argument("--sampled", action="store_true", help="the server's default sampling")
     args = parser.parse_args()
     blas = prepare_blas(args.threads)
+    from models.mlx import cpu_math
     from models.mlx.backend import MLXBackend
     from models.mlx.weights import load_model
 
@@ -144,7 +146,10 @@ def main() -> None:
     ratios: list[float] = []
     engine_times: list[float] = []
     for number in range(args.rounds + 1):
+        if loaded.notes["device"] == "cpu":
+            cpu_math.install(loaded.model)
         ours, our_tokens = run_engine(backend, tasks, sampling, args.steps)
+        cpu_math.uninstall(loaded.model)
         theirs, their_tokens = run_reference(loaded.model, tasks, sampling, args.steps)
         if number == 0:  # warming up, and the check that both did the same work
             if sampling.greedy:

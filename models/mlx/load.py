@@ -22,6 +22,10 @@ def load_backend(
     from models.mlx.weights import available_memory, load_model
 
     loaded = load_model(source, cpu_dtype=cpu_dtype)  # type: ignore[arg-type]
+    if loaded.notes["device"] == "cpu":
+        from models.mlx import cpu_math
+
+        cpu_math.install(loaded.model)
     free = available_memory()
     backend = MLXBackend(
         loaded.model,

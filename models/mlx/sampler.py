@@ -23,6 +23,8 @@ from models.sampling import SamplingParams
 CANDIDATES: Final = (64, 256)
 # Below this a temperature is as good as greedy, and its reciprocal would overflow float32.
 MIN_TEMPERATURE: Final = 1e-6
+# exp(x) = 2**(x * LOG2E); MLX's exponential takes about four times as long on the CPU.
+LOG2E: Final = math.log2(math.e)
 # Columns per block in the search for candidates.
 BLOCK: Final = 64
 
@@ -94,9 +96,7 @@ class _Sampled(_Group):
 
     def __init__(self, rows: list[int], params: list[SamplingParams], batch: int) -> None:
         super().__init__(rows, params, batch)
-        self.inverse_temperature = _column(
-            [1.0 / max(item.temperature, MIN_TEMPERATURE) for item in params]
-        )
+        self.exponent = _column([LOG2E / max(item.temperature, MIN_TEMPERATURE) for item in params])
         # A minimum of 1 keeps the best tokens only; log(0) = -inf keeps everything.
         self.log_min_p = _column(
             [math.log(min(item.min_p, 1.0)) if item.min_p > 0 else -math.inf for item in params]
@@ -117,7 +117,7 @@ class _Sampled(_Group):
 
     def _tempered(self, above: mx.array, keep: mx.array) -> mx.array:
         """Weights of tokens whose logits lie ``above`` (<= 0) relative to the best one."""
-        return mx.where(keep, mx.exp(above * self.inverse_temperature), 0.0)
+        return mx.where(keep, mx.power(2.0, above * self.exponent), 0.0)
 
 
 class _Dense(_Sampled):
@@ -154,7 +154,7 @@ class _Ranked(_Sampled):
         above = values - values[:, :1]
         keep = (self.rank < self.top_k) & (above >= self.log_min_p)
         if self.has_top_p:
-            mass = mx.where(self.rank < self.top_k, mx.exp(above), 0.0)
+            mass = mx.where(self.rank < self.top_k, mx.power(2.0, above * LOG2E), 0.0)
             before = mx.cumsum(mass, axis=-1, inclusive=False)
             total = mx.sum(mass, axis=-1, keepdims=True)
             keep = keep & ((before < self.top_p * total) | (self.rank == 0))

@@ -67,6 +67,12 @@ def test_steady_rate_leaves_out_start_and_tail() -> None:
     assert rate == pytest.approx(15.0)
 
 
+def test_steady_rate_counts_tokens_where_the_usage_tells_them() -> None:
+    found = stream(*map(float, range(11)))
+    found.usage_tokens = 22
+    assert steady_rate([found]) == (1, pytest.approx(2.0))
+
+
 def test_steady_rate_without_streams() -> None:
     assert steady_rate([]) == (0, None)
     assert steady_rate([stream(1.0)]) == (0, None)

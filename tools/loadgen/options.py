@@ -57,6 +57,7 @@ class Options:
     timeout_s: float = 120.0
     max_time_s: float = 1800.0
     keep_alive: bool = True
+    preconnect: bool = False
     json_out: Path | None = None
     plot_out: Path | None = None
     progress: bool = True
@@ -103,6 +104,11 @@ def _target_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--allow-remote", action="store_true", help="allow hosts beside this one")
     group.add_argument(
         "--no-keepalive", dest="keep_alive", action="store_false", help="a connection per request"
+    )
+    group.add_argument(
+        "--preconnect",
+        action="store_true",
+        help="open the connections of --concurrency one by one before the load begins",
     )
     group.add_argument(
         "--timeout",
