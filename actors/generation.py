@@ -21,6 +21,7 @@ from actors.token_sender import TokenSender
 BUSY_MESSAGE = "All slots are busy. Please try again later."
 LOADING_MESSAGE = "The model is still loading. Please try again later."
 DRAINING_MESSAGE = "The server is shutting down."
+ENGINE_DEAD_MESSAGE = "The engine has stopped."
 LOST_MESSAGE = "The request was lost inside the server."
 
 
@@ -125,9 +126,15 @@ def open_generation(
     generation = Generation(request.request_id, rx)
     if register is not None:
         register(generation)
-    ports.submit[request.lane].send_nowait(
-        Submit(request=request, sender=sender, arrived_s=trio.current_time())
-    )
+    try:
+        ports.submit[request.lane].send_nowait(
+            Submit(request=request, sender=sender, arrived_s=trio.current_time())
+        )
+    except trio.BrokenResourceError:
+        # The actors have given up and the phase has not caught up yet.
+        generation.close()
+        release()
+        raise _refused(ports, ErrorCode.ENGINE_DEAD, ENGINE_DEAD_MESSAGE) from None
     return generation
 
 

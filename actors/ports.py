@@ -81,6 +81,11 @@ class Places:
     def count(self) -> int:
         return self._count
 
+    def resize(self, count: int) -> None:
+        """Change the number of permits; only while none is taken (before the server is ready)."""
+        assert self._free == self._count, "places are in use"
+        self._free = self._count = count
+
     def take(self) -> Callable[[], None] | None:
         """A release function that works once, or None when the server is full."""
         if self._free == 0:
