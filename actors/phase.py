@@ -15,6 +15,10 @@ class Phase(enum.Enum):
 
 @dataclass(slots=True)
 class PhaseCell:
-    """One mutable cell shared by reference."""
+    """One mutable cell shared by reference.
+
+    ``engine_dead`` is set once, by the pipeline, just before it gives up for good.
+    """
 
     phase: Phase = Phase.STARTING
+    engine_dead: bool = False
