@@ -134,7 +134,7 @@ class Tree:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(actors.pipeline.supervised, self._supervisor)
-                nursery.start_soon(actors.admission.run, self._supervisor)
+                nursery.start_soon(actors.admission.supervised, self._supervisor)
                 nursery.start_soon(self._supervisor.run, "store", actors.store.run)
                 task_status.started()
         finally:

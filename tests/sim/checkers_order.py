@@ -18,6 +18,7 @@ class _Waiting:
     order: int  # place in the lane; a requeued request keeps it
     passed: int = 0  # starts of others since it became the head of its lane
     refused: bool = False
+    leased: bool = False
 
 
 @dataclass(slots=True)
@@ -46,12 +47,19 @@ class Room:
                 known = self.orders[entry["rid"]]
                 known.refused = True
                 self.waiting[known.rid] = known
-                if self.in_hand is known:
+                if self.in_hand is known and known.leased:
+                    self.heads = []  # a crash: it may have counted as a start, or not
+                    self.commit()
+                elif self.in_hand is known:
                     self.in_hand = None
+            case "leased" if self.in_hand is not None:
+                self.in_hand.leased = True
             case "picked":
                 self.commit()
-                self.in_hand = self.waiting.pop(entry["rid"], None)
-                lanes = [lane for lane in LANES if self.in_hand and lane != self.in_hand.lane]
+                self.in_hand = self.orders[entry["rid"]]
+                self.in_hand.leased = False
+                self.waiting.pop(entry["rid"], None)
+                lanes = [lane for lane in LANES if lane != self.in_hand.lane]
                 self.heads = [head for lane in lanes for head in self.lane(lane)[:1]]
             case "swept" | "terminal":
                 self.waiting.pop(entry["rid"], None)
@@ -142,8 +150,11 @@ def refused_head_keeps_its_turn(run: Run) -> None:
     """I16: a head that the cache refused is picked again before anyone behind it in its lane."""
     room = Room(run)
     heads: dict[Priority, str] = {}
+    refused = ""
     for entry in run.entries:
-        if entry.event == "requeued":
+        if entry.event == "lease_refused":
+            refused = entry["rid"]
+        elif entry.event == "requeued" and entry["rid"] == refused:
             heads[lane_of(entry)] = entry["rid"]
         elif entry.event in ("swept", "terminal", "client_closed"):
             heads = {lane: rid for lane, rid in heads.items() if rid != entry["rid"]}

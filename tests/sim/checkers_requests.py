@@ -161,20 +161,20 @@ def cancelled_leaves_plans(run: Run) -> None:
 
 
 def cancelled_frees_slot(run: Run) -> None:
-    """I9: the slot of a closed request is free before the next plan, its lease before that ends.
+    """I9: the slot of a closed request is free before the next plan, its lease at the same time.
 
     When no step follows, both are free within the step in flight and one poll.
     """
     waiting: dict[str, Entry] = {}
     active: set[str] = set()
-    leased: dict[str, bool] = {}  # rid -> whether a plan passed since the close
+    leased: dict[str, float] = {}  # rid -> when the next plan was made
     for entry in run.entries:
         match entry.event:
             case "started":
                 active.add(entry["rid"])
             case "client_closed" if entry["rid"] in active:
                 waiting[entry["rid"]] = entry
-                leased[entry["rid"]] = False
+                leased[entry["rid"]] = math.inf
             case "slot_freed":
                 active.discard(entry["rid"])
                 waiting.pop(entry["rid"], None)
@@ -187,14 +187,13 @@ def cancelled_frees_slot(run: Run) -> None:
             case "planned":
                 for rid, closed in waiting.items():
                     raise CheckFailed("I9", f"slot held since {closed.time_s}", at=entry, rid=rid)
-                leased = dict.fromkeys(leased, True)
-            case "stepped":
-                for rid, passed in leased.items():
-                    if passed:
-                        raise CheckFailed("I9", "lease still held", at=entry, rid=rid)
+                leased = {rid: min(time_s, entry.time_s) for rid, time_s in leased.items()}
             case _:
                 pass
         bound_s = run.max_step_s + run.limits.poll_s + EPSILON_S
+        for rid, planned_s in leased.items():
+            if entry.time_s > planned_s + EPSILON_S:
+                raise CheckFailed("I9", f"lease held since {planned_s}", at=entry, rid=rid)
         for rid, closed in waiting.items():
             if entry.time_s > closed.time_s + bound_s:
                 raise CheckFailed("I9", f"slot held since {closed.time_s}", at=entry, rid=rid)

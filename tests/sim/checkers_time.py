@@ -61,8 +61,9 @@ def nothing_after_end(run: Run) -> None:
 def fault_fails_the_running(run: Run) -> None:
     """I29: an engine fault fails every running request before anything else runs, and only those.
 
-    Who waits in the room survives: its end, if any, has another cause.
+    Who waits in the room survives, unless the queue itself crashed or the pipeline was given up.
     """
+    room_lost = False
     slots = Slots()
     waiting: set[str] = set()
     owed: dict[str, Entry] = {}
@@ -78,9 +79,13 @@ def fault_fails_the_running(run: Run) -> None:
                 _is_engine_failure(entry)
                 del owed[entry["rid"]]
             case "terminal":
-                if entry["rid"] in waiting and entry["detail"] == "engine_error":
+                if entry["rid"] in waiting and not room_lost and entry["detail"] not in _OWN_END:
                     raise CheckFailed("I29", "it was not running", at=entry, rid=entry["rid"])
                 waiting.discard(entry["rid"])
+            case "escalated":
+                room_lost = True
+            case "fault_armed":
+                room_lost = room_lost or entry["detail"].startswith("prefill.")
             case "cancel_seen" | "client_closed":
                 owed.pop(entry["rid"], None)
             case "restarted" | "planned" | "ended":
@@ -89,6 +94,9 @@ def fault_fails_the_running(run: Run) -> None:
             case _:
                 pass
         slots.apply(entry)
+
+
+_OWN_END = ("deadline", "shutting_down")
 
 
 def _is_engine_failure(entry: Entry) -> None:

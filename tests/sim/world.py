@@ -17,12 +17,14 @@ import trio
 import trio.abc
 import trio.testing
 
+from actors.kit.channels import PeerGone
 from actors.kit.journal import Entry, RingJournal
 from actors.kit.seams import Seams
 from actors.kit.supervise import SupervisionFailed
 from actors.offload import inline_offload
 from actors.phase import Phase, PhaseCell
 from actors.ports import ServedModel
+from models.engine import EngineError
 from models.scripted import EngineFaults, ScriptedEngine
 from models.scripted_text import VOCAB_SIZE, ScriptedTextModel
 from runtime.lifecycle import Lifecycle
@@ -41,6 +43,10 @@ WATCHDOG_STEPS = 1_000_000
 
 class WorldHung(AssertionError):
     """The run did not end; the message has the end of its journal."""
+
+
+class UnplannedCrash(AssertionError):
+    """An actor crashed and no fault of the plan explains it; ``__cause__`` says where."""
 
 
 class SimulatedCrash(Exception):
@@ -195,16 +201,40 @@ def _model(plan: WorldPlan) -> ServedModel:
     )
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Planned crashes are no news."""
-    log = logging.getLogger("mlxcel")
-    before = log.level
-    log.setLevel(logging.CRITICAL + 1)
-    try:
-        yield
-    finally:
-        log.setLevel(before)
+class _CrashLog(logging.Handler):
+    """Collects what the supervisors log: a crash that nobody planned is a bug."""
+
+    PLANNED = (SimulatedCrash, EngineError, PeerGone)
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.unplanned: list[BaseException] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info and record.exc_info[1] is not None:
+            self._sort(record.exc_info[1])
+
+    def _sort(self, error: BaseException) -> None:
+        if isinstance(error, BaseExceptionGroup):
+            for inner in error.exceptions:
+                self._sort(inner)
+        elif not isinstance(error, self.PLANNED):
+            self.unplanned.append(error)
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Planned crashes are no news: nothing is printed."""
+        log = logging.getLogger("mlxcel")
+        before = (log.level, log.propagate)
+        log.setLevel(logging.ERROR)
+        log.propagate = False
+        log.addHandler(self)
+        try:
+            yield
+        finally:
+            log.removeHandler(self)
+            log.setLevel(before[0])
+            log.propagate = before[1]
 
 
 def run_world(seed: int) -> WorldResult:
@@ -226,9 +256,12 @@ def run_plan(plan: WorldPlan) -> WorldResult:
             tail = "\n".join(map(str, list(journal)[-40:]))
             raise WorldHung(f"seed {plan.seed} does not end (python -m tools.sim):\n{tail}")
 
-    with seeded_schedule(plan.seed), _quiet():
+    crashes = _CrashLog()
+    with seeded_schedule(plan.seed), crashes.listening():
         clock = trio.testing.MockClock(autojump_threshold=0)
         trio.run(main, clock=clock, instruments=[limit])
+    if crashes.unplanned:
+        raise UnplannedCrash(f"seed {plan.seed}: {crashes.unplanned}") from crashes.unplanned[0]
     text = ScriptedTextModel()
     requests = {
         client.request.request_id: oracle.facts(
