@@ -156,6 +156,8 @@ def refused_head_keeps_its_turn(run: Run) -> None:
             refused = entry["rid"]
         elif entry.event == "requeued" and entry["rid"] == refused:
             heads[lane_of(entry)] = entry["rid"]
+        elif entry.event == "crashed":
+            heads.clear()  # those who were about to start come before them again
         elif entry.event in ("swept", "terminal", "client_closed"):
             heads = {lane: rid for lane, rid in heads.items() if rid != entry["rid"]}
         elif entry.event == "picked":

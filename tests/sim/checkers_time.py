@@ -96,7 +96,7 @@ def fault_fails_the_running(run: Run) -> None:
         slots.apply(entry)
 
 
-_OWN_END = ("deadline", "shutting_down")
+_OWN_END = ("deadline", "shutting_down", "engine_dead")
 
 
 def _is_engine_failure(entry: Entry) -> None:
@@ -156,11 +156,13 @@ def restart_is_clean(run: Run) -> None:
 
 
 def patient_ones_finish(run: Run) -> None:
-    """I37: without faults and shutdown every valid request of a reading client finishes."""
+    """I37: without faults and shutdown every valid request of a reading client finishes in time."""
     if run.faults or run.drain_s < math.inf:
         return
     for rid, facts in run.requests.items():
         if not facts.patient or not facts.valid or run.first(rid, "submitted") is None:
+            continue
+        if facts.deadline_s < run.entries[-1].time_s:
             continue
         ends = [e for _, e in run.by_rid[rid] if e.event == "client_event"]
         if not any(e["kind"] == "finished" for e in ends):
