@@ -71,13 +71,14 @@ class DecodeLoop:
         self._limits = limits
         self._phase = phase
         self._counters = counters
-        self._cost = cost
+        self.cost = cost
         self._rate = rate
         self._journal = journal
         self._faults = faults
         self._drops: list[int] = []  # what the next plan is to free
         self._outbox: list[tuple[Row, Drawn]] = []  # drawn, not yet delivered; one per row at most
         self.slots = Slots(limits.max_slots)
+        self.running = True
 
     @property
     def starting(self) -> int:
@@ -88,6 +89,7 @@ class DecodeLoop:
         try:
             await self._loop()
         except BaseException as error:
+            self.running = False
             if isinstance(error, EngineDead):
                 self._phase.engine_dead = True
             failure = closing_failure(self._phase, ENGINE_ERROR)
@@ -101,6 +103,7 @@ class DecodeLoop:
     def _end(self, row: Row, failure: Failed) -> None:
         """Fail ``row`` when the whole loop ends: there is nobody left to give credit to."""
         row.seq.phase = SequencePhase.GONE
+        self.slots.free(row)
         if not row.sender.finished:
             row.sender.finish(failure)
             self._counters.failed += 1
@@ -227,7 +230,7 @@ class DecodeLoop:
                 if row.seq.phase is SequencePhase.PREFILL
             ],
             limits=self._limits,
-            cost=self._cost,
+            cost=self.cost,
         )
         if not (shape.decode or shape.prefill or self._drops):
             return None, shape
@@ -293,8 +296,8 @@ class DecodeLoop:
         self._faults.hit("decode.after_step")
         self._counters.note_step(plan, result)
         if plan.decode:
-            self._cost.note_decode(result.decode_s)
-        self._cost.note_prefill(shape.tokens - len(shape.decode), result.prefill_s)
+            self.cost.note_decode(result.decode_s)
+        self.cost.note_prefill(shape.tokens - len(shape.decode), result.prefill_s)
         for sid, count in shape.prefill:
             row = self.slots.by_id.get(sid)
             if row is not None:

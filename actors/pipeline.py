@@ -175,7 +175,7 @@ class Pipeline:
             )
         cache, decode = self._actors
         return PipelineStatus(
-            alive=self._engine.alive,
+            alive=decode.running and self._engine.alive,
             slots=decode.slots.status(),
             waiting=len(self._room) + decode.starting,
             leases=cache.book.leases,
