@@ -9,6 +9,7 @@ class ErrorCode(enum.Enum):
     INVALID_REQUEST = "invalid_request"
     CONTEXT_LENGTH = "context_length"
     NO_CHAT_MODEL = "no_chat_model"
+    NOT_SUPPORTED = "not_supported"  # the loaded model cannot take this kind of input
     LOADING = "loading"
     SERVER_BUSY = "server_busy"
     SHUTTING_DOWN = "shutting_down"

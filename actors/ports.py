@@ -114,3 +114,4 @@ class Ports:
     retry_after_s: Callable[[], float]  # estimate from the measured service rate, at least 1.0
     seams: Seams
     limits: Limits
+    loop_lag: Callable[[], Mapping[str, float]] = dict  # milliseconds; empty when not measured

@@ -7,6 +7,7 @@ A :class:`Tree` exists before the model does, so that the HTTP server can answer
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import trio
@@ -60,6 +61,7 @@ class Tree:
         phase: PhaseCell,
         faults: Faults = NO_FAULTS,
         offload: Offload | None = None,
+        loop_lag: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         self._limits = limits
         self._journal = journal
@@ -69,9 +71,7 @@ class Tree:
         self._actors: _Actors | None = None
         self._refusals: Counter[str] = Counter()
         self._supervisor = Supervisor(policy=RestartPolicy.from_limits(limits), journal=journal)
-        submit = {
-            lane: trio.open_memory_channel[Submit](limits.submit_channel) for lane in LANES
-        }
+        submit = {lane: trio.open_memory_channel[Submit](limits.submit_channel) for lane in LANES}
         self._submit_rx = {lane: rx for lane, (_, rx) in submit.items()}
         store_tx, self._store_rx = trio.open_memory_channel[StoreMessage](limits.store_queue)
         self.ports = Ports(
@@ -85,6 +85,7 @@ class Tree:
             retry_after_s=self._retry_after_s,
             seams=seams,
             limits=limits,
+            loop_lag=loop_lag,
         )
 
     def attach(self, loaded: Loaded) -> None:
@@ -122,9 +123,7 @@ class Tree:
             loaded=loaded, admission=admission, pipeline=pipeline, store=store, rate=rate
         )
 
-    async def run(
-        self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
-    ) -> None:
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Supervise the actors until cancelled.  Raises SupervisionFailed (in a group).
 
         However it ends, every request that was inside has got its terminal event by then.
@@ -202,5 +201,3 @@ class Tree:
             requests_refused=self._refusals.total(),
             restarts={},
         )
-
-

@@ -31,7 +31,7 @@ NOTES = f"""
   memory available at load.
 - **BLAS threads.** On the CPU backend every BLAS thread waits for the slowest one, so a thread that
   shares its core with another program slows all of them. `auto` therefore leaves one core free
-  and measures the rest; OPENBLAS_NUM_THREADS is not read.
+  and measures the rest, unless `OPENBLAS_NUM_THREADS` or `OMP_NUM_THREADS` is set.
 - **Prefill chunks.** `auto` measures the cost of a decode step and of a prompt token and sizes the
   chunk so that running streams wait for about three decode steps; without running streams the
   chunk is as large as allowed.

@@ -1,0 +1,162 @@
+"""Checks that follow the types, in the order of the contract.
+
+Features that this server does not have yet are refused by name, after their ranges were checked;
+a request is never answered as if it had not asked.  Values that switch a feature off pass.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from actors.errors import ErrorCode, RequestError
+from httpapi.json_body import invalid
+from httpapi.protocols.openai_chat.messages import Conversation
+from httpapi.protocols.openai_chat.schema import ChatBody
+
+MAX_TOOLS = 128
+MAX_TOP_LOGPROBS = 20
+NO_INPUT = "Request must include at least one non-empty message content or media input."
+
+_TOOL_CHOICES = ("none", "auto", "required")
+_BUDGETS = (
+    "thinking_budget_tokens",
+    "reasoning_budget_tokens",
+    "thinking_token_budget",
+    "thinking_budget",
+)
+
+#: field -> the values that leave it switched off (null always does)
+_OFF: dict[str, tuple[object, ...]] = {
+    "logprobs": (False,),
+    "logit_bias": ({},),
+    "repetition_penalty": (1.0,),
+    "repeat_penalty": (1.0,),
+    "frequency_penalty": (0.0,),
+    "presence_penalty": (0.0,),
+    "dry_multiplier": (0.0,),
+    "xtc_probability": (0.0,),
+    "typical_p": (1.0,),
+    "top_n_sigma": (0.0,),
+    "p_less": (False,),
+    "max_pattern_size": (0,),
+    "min_pattern_size": (0,),
+    "min_count": (0,),
+    "reasoning_control": (False,),
+}
+
+
+def unsupported(field: str) -> RequestError:
+    return invalid(f"{field} is not supported by this server yet", field)
+
+
+def check(typed: ChatBody, conversation: Conversation, max_tokens: int | None) -> None:
+    """Raises RequestError for the first rule that the request breaks."""
+    if not conversation.effective:
+        raise invalid(NO_INPUT, "messages")
+    _check_logprobs(typed)
+    _check_ranges(typed)
+    _check_media(conversation)
+    _check_tools(typed)
+    _check_budget(typed, max_tokens)
+    _check_response_format(typed)
+    _check_choices(typed)
+    for field, off in _OFF.items():
+        value = getattr(typed, field)
+        if value is not None and value not in off:
+            raise unsupported(field)
+
+
+def _check_logprobs(typed: ChatBody) -> None:
+    if typed.top_logprobs is None:
+        return
+    if not 0 <= typed.top_logprobs <= MAX_TOP_LOGPROBS:
+        raise invalid(f"top_logprobs must be between 0 and {MAX_TOP_LOGPROBS}", "top_logprobs")
+    if not typed.logprobs:
+        raise invalid("top_logprobs requires logprobs to be set to true", "top_logprobs")
+
+
+def _check_ranges(typed: ChatBody) -> None:
+    threshold, probability = typed.xtc_threshold, typed.xtc_probability
+    if threshold is not None and not 0 <= threshold <= 0.5:
+        raise invalid("xtc_threshold must be between 0.0 and 0.5", "xtc_threshold")
+    if probability is not None and not 0 <= probability <= 1:
+        raise invalid("xtc_probability must be between 0.0 and 1.0", "xtc_probability")
+    if typed.top_n_sigma is not None and typed.top_n_sigma < 0:
+        raise invalid("top_n_sigma must be >= 0.0", "top_n_sigma")
+    if typed.typical_p is not None and not 0 < typed.typical_p <= 1:
+        raise invalid("typical_p must be in (0.0, 1.0]", "typical_p")
+
+
+def _check_media(conversation: Conversation) -> None:
+    """Decided before anything is fetched or read."""
+    if conversation.media is not None:
+        modality, path = conversation.media
+        raise RequestError(
+            ErrorCode.NOT_SUPPORTED,
+            f"{modality} input is not supported by the loaded model",
+            param=path,
+        )
+
+
+def _check_tools(typed: ChatBody) -> None:
+    choice = typed.tool_choice
+    if isinstance(choice, str):
+        if choice not in _TOOL_CHOICES:
+            raise invalid(f"tool_choice must be one of {', '.join(_TOOL_CHOICES)}", "tool_choice")
+    elif choice is not None and not _names_function(choice):
+        raise invalid("tool_choice must be a string or name a function", "tool_choice")
+    tools = typed.tools or []
+    if len(tools) > MAX_TOOLS:
+        raise invalid(f"Too many tools: {len(tools)}. Maximum allowed is {MAX_TOOLS}.", "tools")
+    if not tools:
+        if choice not in (None, "none", "auto"):
+            raise invalid("tool_choice asks for a tool call, but there are no tools", "tool_choice")
+        return
+    if choice != "none":
+        raise unsupported("tools")
+
+
+def _names_function(choice: Any) -> bool:
+    return (
+        isinstance(choice, dict)
+        and choice.get("type") == "function"
+        and isinstance(choice.get("function"), dict)
+        and isinstance(choice["function"].get("name"), str)
+    )
+
+
+def _check_budget(typed: ChatBody, max_tokens: int | None) -> None:
+    field = next((name for name in _BUDGETS if getattr(typed, name) is not None), None)
+    if field is None:
+        return
+    budget: int = getattr(typed, field)
+    if budget < -1:
+        raise invalid(
+            f"thinking_budget_tokens must be >= -1 (got {budget}); use -1 for unlimited, "
+            "0 for immediate end, or a positive cap",
+            field,
+        )
+    if max_tokens is not None and budget > max_tokens:
+        raise invalid(
+            f"thinking_budget_tokens ({budget}) must be <= max_tokens ({max_tokens})", field
+        )
+    if budget != -1:
+        raise unsupported(field)
+
+
+def _check_response_format(typed: ChatBody) -> None:
+    if typed.response_format is None:
+        return
+    kind = typed.response_format.get("type")
+    if not isinstance(kind, str):
+        raise invalid("response_format.type must be a string", "response_format")
+    if kind != "text":
+        raise unsupported("response_format")
+
+
+def _check_choices(typed: ChatBody) -> None:
+    if typed.n is None or typed.n == 1:
+        return
+    if typed.n < 1:
+        raise invalid("n must be at least 1", "n")
+    raise invalid("n > 1 is not supported by this server yet", "n")

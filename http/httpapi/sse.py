@@ -1,0 +1,20 @@
+"""Server-sent events: frames and headers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from httpapi.errors import dump_json
+
+#: A comment, which every SSE client ignores; it keeps the connection's idle timers quiet.
+HEARTBEAT = b": keep-alive\n\n"
+DONE = b"data: [DONE]\n\n"
+
+CONTENT_TYPE = "text/event-stream"
+#: Without the second one, nginx collects events into blocks.
+HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+def data_frame(value: Any) -> bytes:
+    """One unnamed event with ``value`` as JSON."""
+    return b"data: " + dump_json(value) + b"\n\n"

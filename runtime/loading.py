@@ -1,0 +1,58 @@
+"""From settings to a model that is ready: find the files, load them on the compute thread."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import sys
+from functools import partial
+from pathlib import Path
+
+import trio
+from models.compute_thread import ComputeThread
+from models.source import ModelSource, resolve_source
+from models.threaded_engine import ThreadedEngine
+
+from actors.kit.seams import Seams
+from actors.ports import ServedModel
+from runtime.config import ServerConfig
+from runtime.tree import Loaded
+
+log = logging.getLogger("mlxcel.load")
+
+
+async def load(config: ServerConfig, thread: ComputeThread, seams: Seams) -> Loaded:
+    """Raises ModelLoadError and ConfigError.  The event loop stays free all the while."""
+    source = await trio.to_thread.run_sync(partial(_resolve, config), abandon_on_cancel=True)
+    log.info("loading %s from %s", source.name, source.origin)
+    started = trio.current_time()
+    # Imports MLX, so it waits until the BLAS has been chosen on the compute thread.
+    backend, text = await thread.run_job(partial(_build, config, source))
+    engine = ThreadedEngine(thread=thread, backend=backend)
+    limits = config.loaded_limits(backend.info)
+    notes = {
+        **backend.info.notes,
+        "load_s": round(trio.current_time() - started, 2),
+    }
+    model = ServedModel(
+        name=config.alias or text.name,
+        context_length=limits.slot_context_tokens,
+        vocab_size=text.vocab_size,
+        has_chat_template=text.has_chat_template,
+        supports_tools=text.supports_tools,
+        created_s=int(seams.wall_time()),
+        notes=notes,
+    )
+    return Loaded(engine=engine, text=text, limits=dataclasses.replace(limits), model=model)
+
+
+def _resolve(config: ServerConfig) -> ModelSource:
+    cache = None if config.cache_dir is None else Path(config.cache_dir).expanduser()
+    return resolve_source(
+        config.model,
+        revision=config.revision,
+        offline=config.offline,
+        cache_dir=cache,
+        token=config.hf_token,
+        progress=sys.stderr.isatty(),
+    )

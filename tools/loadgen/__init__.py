@@ -1,0 +1,1 @@
+"""The parts of the load generator ``tools/load.py``."""
