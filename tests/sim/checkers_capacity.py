@@ -125,16 +125,29 @@ def steps_within_budget(run: Run) -> None:
 
 
 def parked_rests(run: Run) -> None:
-    """I23: a parked sequence is in no plan, and is resumed or over within ``stall_s`` + one step."""
+    """I23: a parked sequence is in no plan, and is resumed or over within ``stall_s`` + one step.
+
+    It is ended as slow only if its client has read nothing in all that time.
+    """
     parked: dict[str, Entry] = {}
+    read_s: dict[str, float] = {}
     bound_s = run.limits.stall_s + run.max_step_s + run.limits.poll_s + EPSILON_S
     for entry in run.entries:
         for rid, since in parked.items():
             if entry.time_s > since.time_s + bound_s:
                 raise CheckFailed("I23", f"parked since {since.time_s}", at=entry, rid=rid)
         match entry.event:
+            case "client_event":
+                read_s[entry["rid"]] = entry.time_s
             case "parked":
                 parked[entry["rid"]] = entry
+            case "terminal" if entry["detail"] == "slow_client":
+                rid = entry["rid"]
+                since_s = parked.pop(rid).time_s if rid in parked else entry.time_s
+                if entry.time_s < since_s + run.limits.stall_s - EPSILON_S:
+                    raise CheckFailed("I23", f"parked since {since_s}", at=entry, rid=rid)
+                if since_s + EPSILON_S < read_s.get(rid, since_s) < entry.time_s - EPSILON_S:
+                    raise CheckFailed("I23", f"it read at {read_s[rid]}", at=entry, rid=rid)
             case "resumed" | "slot_freed" | "terminal":
                 parked.pop(entry["rid"], None)
             case "crashed" | "ended":
