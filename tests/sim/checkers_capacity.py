@@ -150,7 +150,9 @@ def parked_rests(run: Run) -> None:
                     raise CheckFailed("I23", f"it read at {read_s[rid]}", at=entry, rid=rid)
             case "resumed" | "slot_freed" | "terminal":
                 parked.pop(entry["rid"], None)
-            case "crashed" | "ended":
+            case "crashed" if entry["child"] in PIPELINE:
+                parked.clear()
+            case "ended":
                 parked.clear()
             case "planned":
                 for rid in entry["decode"]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from actors.kit.journal import Entry
 from actors.limits import LANES
 from actors.requests import Priority
-from tests.sim.run import EPSILON_S, CheckFailed, Run, lane_of
+from tests.sim.run import EPSILON_S, PIPELINE, CheckFailed, Run, lane_of
 
 
 @dataclass(slots=True)
@@ -48,8 +48,7 @@ class Room:
                 known.refused = True
                 self.waiting[known.rid] = known
                 if self.in_hand is known and known.leased:
-                    self.heads = []  # a crash: it may have counted as a start, or not
-                    self.commit()
+                    self.commit(sure=False)  # a crash: it may have counted as a start, or not
                 elif self.in_hand is known:
                     self.in_hand = None
             case "leased" if self.in_hand is not None:
@@ -68,14 +67,16 @@ class Room:
             case _:
                 pass
 
-    def commit(self) -> None:
+    def commit(self, *, sure: bool = True) -> None:
         """The one picked last has started."""
         if self.in_hand is None:
             return
         for lane in LANES:
-            passes = lane != self.in_hand.lane and self.lane(lane)
-            self.passed[lane] = self.passed[lane] + 1 if passes else 0
-        for head in self.heads:
+            if lane != self.in_hand.lane and self.lane(lane):
+                self.passed[lane] += 1
+            elif sure:
+                self.passed[lane] = 0
+        for head in self.heads if sure else ():
             head.passed += 1
         self.in_hand = None
 
@@ -156,7 +157,7 @@ def refused_head_keeps_its_turn(run: Run) -> None:
             refused = entry["rid"]
         elif entry.event == "requeued" and entry["rid"] == refused:
             heads[lane_of(entry)] = entry["rid"]
-        elif entry.event == "crashed":
+        elif entry.event == "crashed" and entry["child"] in PIPELINE:
             heads.clear()  # those who were about to start come before them again
         elif entry.event in ("swept", "terminal", "client_closed"):
             heads = {lane: rid for lane, rid in heads.items() if rid != entry["rid"]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from actors.kit.journal import Entry
-from tests.sim.run import EPSILON_S, CheckFailed, Run
+from tests.sim.run import EPSILON_S, PIPELINE, CheckFailed, Run
 
 _CLIENT_ENDS = ("finished", "failed")
 
@@ -180,7 +180,7 @@ def cancelled_frees_slot(run: Run) -> None:
                 waiting.pop(entry["rid"], None)
             case "lease_released":
                 leased.pop(entry["rid"], None)
-            case "crashed" | "ended":
+            case "crashed" if entry["child"] in PIPELINE:
                 active.clear()
                 waiting.clear()
                 leased.clear()
