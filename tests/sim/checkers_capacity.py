@@ -212,9 +212,9 @@ def parked_slows_nobody(run: Run) -> None:
                 if rid not in entry["decode"]:
                     raise CheckFailed("I24", "left out of a step", at=entry, rid=rid)
             in_flight = True
-        elif entry.event in ("stepped", "engine_fault"):
-            in_flight = False
-        elif entry.event in ("crashed", "restarted") and entry["child"] in PIPELINE:
+        elif entry.event in ("stepped", "engine_fault") or (
+            entry.event in ("crashed", "restarted") and entry["child"] in PIPELINE
+        ):
             in_flight = False
         rows.apply(entry)
         idle_since_s = entry.time_s

@@ -168,7 +168,14 @@ def cancelled_frees_slot(run: Run) -> None:
     waiting: dict[str, Entry] = {}
     active: set[str] = set()
     leased: dict[str, float] = {}  # rid -> when the next plan was made
+    bound_s = run.max_step_s + run.limits.poll_s + EPSILON_S
     for entry in run.entries:
+        for rid, planned_s in leased.items():
+            if entry.time_s > planned_s + EPSILON_S:
+                raise CheckFailed("I9", f"lease held since {planned_s}", at=entry, rid=rid)
+        for rid, closed in waiting.items():
+            if entry.time_s > closed.time_s + bound_s:
+                raise CheckFailed("I9", f"slot held since {closed.time_s}", at=entry, rid=rid)
         match entry.event:
             case "started":
                 active.add(entry["rid"])
@@ -180,7 +187,7 @@ def cancelled_frees_slot(run: Run) -> None:
                 waiting.pop(entry["rid"], None)
             case "lease_released":
                 leased.pop(entry["rid"], None)
-            case "crashed" if entry["child"] in PIPELINE:
+            case "crashed" | "ended" if entry.event == "ended" or entry["child"] in PIPELINE:
                 active.clear()
                 waiting.clear()
                 leased.clear()
@@ -192,13 +199,6 @@ def cancelled_frees_slot(run: Run) -> None:
                 leased = {rid: min(time_s, entry.time_s) for rid, time_s in leased.items()}
             case _:
                 pass
-        bound_s = run.max_step_s + run.limits.poll_s + EPSILON_S
-        for rid, planned_s in leased.items():
-            if entry.time_s > planned_s + EPSILON_S:
-                raise CheckFailed("I9", f"lease held since {planned_s}", at=entry, rid=rid)
-        for rid, closed in waiting.items():
-            if entry.time_s > closed.time_s + bound_s:
-                raise CheckFailed("I9", f"slot held since {closed.time_s}", at=entry, rid=rid)
 
 
 def cancelled_leaves_queue(run: Run) -> None:
@@ -218,7 +218,11 @@ def cancelled_leaves_queue(run: Run) -> None:
                 since_s = max(entry.time_s, closed[1].time_s)
             elif entry.event in ("picked", "swept", "terminal", "cancel_seen"):
                 late_s = entry.time_s - since_s - run.downtime(since_s, entry.time_s)
-                if waiting and entry.event != "terminal" and late_s > run.limits.sweep_s + EPSILON_S:
+                if (
+                    waiting
+                    and entry.event != "terminal"
+                    and late_s > run.limits.sweep_s + EPSILON_S
+                ):
                     raise CheckFailed("I10", f"{late_s} s late", at=entry, rid=rid)
                 waiting = False
         if waiting and _later(run, since_s) > run.limits.sweep_s + EPSILON_S:

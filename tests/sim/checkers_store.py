@@ -1,7 +1,7 @@
 """I34-I35: stored responses, seen through what the world put in and got out.
 
-The world writes ``probe`` entries: ``store_put`` (id, size, stored), ``store_get`` (id, size or -1),
-``store_delete`` (id, there) and ``store_size`` (entries, bytes).
+The world writes ``probe`` entries: ``store_put`` (id, size, stored), ``store_get`` (id, size
+or -1), ``store_delete`` (id, there) and ``store_size`` (entries, bytes).
 """
 
 from __future__ import annotations

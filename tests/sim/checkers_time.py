@@ -162,7 +162,7 @@ def patient_ones_finish(run: Run) -> None:
     for rid, facts in run.requests.items():
         if not facts.patient or not facts.valid or run.first(rid, "submitted") is None:
             continue
-        if facts.deadline_s < run.entries[-1].time_s:
+        if facts.deadline_s < run.entries[-1].time_s or run.first(rid, "client_closed"):
             continue
         ends = [e for _, e in run.by_rid[rid] if e.event == "client_event"]
         if not any(e["kind"] == "finished" for e in ends):

@@ -28,19 +28,28 @@ class Client:
         self._journal = journal
         self._rid = plan.request.request_id
         self._over = False  # a terminal event was read
+        self._failed = False
 
     def _note(self, kind: str, text: str = "") -> None:
         self._journal.record(NAME, "client_event", self._rid, kind, text)
 
     async def run(self) -> None:
-        """One request, from its arrival to its end."""
+        """One request, from its arrival to its end, and again if it fails."""
         await trio.sleep_until(self._plan.arrives_s)
-        request = arriving(self._plan)
+        for attempt in range(1 + self._plan.retries):
+            self._over = self._failed = False
+            await self._attempt(arriving(self._plan, attempt, trio.current_time()))
+            if not self._failed:
+                return
+
+    async def _attempt(self, request: GenerationRequest) -> None:
+        self._rid = request.request_id
         self._journal.record(NAME, "client_sent", self._rid, request.lane.name)
         try:
             generation = open_generation(self._ports, request)
         except RequestError as error:
             self._note("turned_away", error.code.value)
+            self._failed = True
             return
         try:
             if self._plan.mood is not Mood.LEAVES_AT_ONCE:
@@ -100,6 +109,7 @@ class Client:
 
     def _ended(self, generation: Generation, kind: str, detail: str) -> None:
         self._over = True
+        self._failed = kind == "failed"
         self._note(kind, detail)
         try:
             event = generation._rx.receive_nowait()
@@ -111,9 +121,14 @@ class Client:
             self._note("event after the end", repr(event))
 
 
-def arriving(plan: ClientPlan) -> GenerationRequest:
-    """The request with its deadline as an absolute time."""
-    return replace(plan.request, deadline_s=plan.arrives_s + plan.request.deadline_s)
+def arriving(plan: ClientPlan, attempt: int, now: float) -> GenerationRequest:
+    """The request as it is sent: an id of its own and an absolute deadline."""
+    suffix = f".{attempt}" if attempt else ""
+    return replace(
+        plan.request,
+        request_id=plan.request.request_id + suffix,
+        deadline_s=now + plan.request.deadline_s,
+    )
 
 
 async def store_client(number: int, ports: Ports, journal: RingJournal, seed: int) -> None:
@@ -131,7 +146,9 @@ async def store_client(number: int, ports: Ports, journal: RingJournal, seed: in
         journal.record(NAME, "probe", "store_size", (status.store_entries, status.store_bytes))
 
 
-async def _store_call(rng: Random, key: str, owner: str, ports: Ports, journal: RingJournal) -> None:
+async def _store_call(
+    rng: Random, key: str, owner: str, ports: Ports, journal: RingJournal
+) -> None:
     match rng.choice(("put", "put", "get", "get", "delete")):
         case "put":
             body = b"x" * rng.choice((1, 10, 300, 900, 3000))

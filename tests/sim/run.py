@@ -19,7 +19,9 @@ EPSILON_S = 1e-6
 class CheckFailed(AssertionError):
     """An invariant does not hold; the message names it, the virtual time and the request."""
 
-    def __init__(self, invariant: str, detail: str, *, at: Entry | None = None, rid: str = "") -> None:
+    def __init__(
+        self, invariant: str, detail: str, *, at: Entry | None = None, rid: str = ""
+    ) -> None:
         where = f" t={at.time_s:.6f} {at.actor} {at.event}{at.fields!r}" if at else ""
         who = f" [{rid}]" if rid else ""
         super().__init__(f"{invariant}{who}: {detail}{where}")
@@ -44,7 +46,7 @@ class RequestFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """``max_step_s``: the longest step the engine can take; ``faults``: faults that really fired."""
+    """``max_step_s``: the longest step the engine can take; ``faults``: how many were planned."""
 
     entries: Sequence[Entry]
     limits: Limits
@@ -81,7 +83,7 @@ class Run:
 
     @cached_property
     def outages(self) -> list[tuple[float, float]]:
-        """Times (from, to) in which the pipeline was down for a restart; an open end is infinity."""
+        """Times (from, to) in which the pipeline waited for a restart; to may be infinity."""
         spans: list[tuple[float, float]] = []
         for _, entry in self.having("crashed", "restarted"):
             if entry["child"] not in PIPELINE:

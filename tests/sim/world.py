@@ -31,7 +31,7 @@ from runtime.lifecycle import Lifecycle
 from runtime.tree import Loaded, Tree
 from tests.sim import oracle
 from tests.sim.clients import Client, arriving, store_client
-from tests.sim.run import Run
+from tests.sim.run import RequestFacts, Run
 from tests.sim.schedule import seeded_schedule
 from tests.sim.world_plan import COST, SCRIPT_BYTES, Ending, WorldPlan, make_plan
 
@@ -101,9 +101,7 @@ class World:
         self._clients_done = trio.Event()
         self._text = ScriptedTextModel()
         self._phase = PhaseCell()
-        self.engine = ScriptedEngine(
-            cost=COST, faults=_copy(plan.engine), max_length=SCRIPT_BYTES
-        )
+        self.engine = ScriptedEngine(cost=COST, faults=_copy(plan.engine), max_length=SCRIPT_BYTES)
         self._lifecycle = Lifecycle(self._phase, journal)
         self._tree = Tree(
             limits=plan.limits,
@@ -131,9 +129,7 @@ class World:
                 nursery.start_soon(store_client, number, ports, self._journal, self._plan.seed)
         self._clients_done.set()
 
-    async def _serve(
-        self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
-    ) -> None:
+    async def _serve(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """What the command does around the tree, without sockets and signals."""
         try:
             async with trio.open_nursery() as nursery:
@@ -237,6 +233,29 @@ class _CrashLog(logging.Handler):
             log.propagate = before[1]
 
 
+def _expected(
+    plan: WorldPlan, engine: ScriptedEngine, entries: list[Entry]
+) -> dict[str, RequestFacts]:
+    """What the oracle says about every request that was sent."""
+    text = ScriptedTextModel()
+    clients = {client.request.request_id: client for client in plan.clients}
+    requests: dict[str, RequestFacts] = {}
+    for entry in entries:
+        if entry.event != "client_sent":
+            continue
+        first, _, attempt = entry["rid"].partition(".")
+        client = clients[first]
+        requests[entry["rid"]] = oracle.facts(
+            arriving(client, int(attempt or 0), entry.time_s),
+            engine=engine,
+            text=text,
+            limits=plan.limits,
+            sent_s=entry.time_s,
+            patient=client.patient,
+        )
+    return requests
+
+
 def run_world(seed: int) -> WorldResult:
     return run_plan(make_plan(seed))
 
@@ -262,18 +281,7 @@ def run_plan(plan: WorldPlan) -> WorldResult:
         trio.run(main, clock=clock, instruments=[limit])
     if crashes.unplanned:
         raise UnplannedCrash(f"seed {plan.seed}: {crashes.unplanned}") from crashes.unplanned[0]
-    text = ScriptedTextModel()
-    requests = {
-        client.request.request_id: oracle.facts(
-            arriving(client),
-            engine=engines[0],
-            text=text,
-            limits=plan.limits,
-            sent_s=client.arrives_s,
-            patient=client.patient,
-        )
-        for client in plan.clients
-    }
+    requests = _expected(plan, engines[0], list(journal))
     run = Run(
         entries=list(journal),
         limits=plan.limits,

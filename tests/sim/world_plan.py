@@ -1,4 +1,4 @@
-"""Everything that a seed decides before a simulated run begins: limits, clients, faults, the end."""
+"""Everything that a seed decides before a simulated run begins: limits, clients, faults, end."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from actors.limits import LANES, Limits
 from actors.requests import ChatPrompt, GenerationRequest, Prompt, TextPrompt, TokenPrompt
 from models.sampling import SamplingParams
 from models.scripted import EngineFaults, StepCost, default_script
-from tests.sim.oracle import prompt_ids
 from models.scripted_text import ScriptedTextModel
+from tests.sim.oracle import prompt_ids
 
 COST = StepCost()
 SCRIPT_BYTES = 24
@@ -44,11 +44,12 @@ class Ending(enum.Enum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientPlan:
     arrives_s: float
-    request: GenerationRequest  # its deadline counts from the arrival
+    request: GenerationRequest  # its deadline counts from the moment when it is sent
     mood: Mood
     events: int = 0  # after how many the mood shows
     pause_s: float = 0.0  # SLOW: after each event; NAPPING, STALLED: once
     leaves_s: float = math.inf  # after the arrival
+    retries: int = 0  # how often it sends a failed request again, at once
 
     @property
     def patient(self) -> bool:
@@ -72,7 +73,9 @@ class WorldPlan:
     def faults(self) -> int:
         """Things that go wrong, slow steps excepted."""
         engine = self.engine
-        planned = len(engine.failing) + len(engine.failing_rows) + sum(map(len, self.crashes.values()))
+        planned = (
+            len(engine.failing) + len(engine.failing_rows) + sum(map(len, self.crashes.values()))
+        )
         return planned + (engine.dead is not None) + (engine.hanging is not None)
 
     @property
@@ -166,6 +169,7 @@ def _client(
         events=rng.choice((0, 1, 2, rng.randint(1, 20))),
         pause_s=pause_s,
         leaves_s=rng.uniform(0.0, 0.4) if mood is Mood.LEAVES_AT else math.inf,
+        retries=rng.choice((0, 0, 1, 3)),
     )
 
 
@@ -173,9 +177,7 @@ def _request(
     rng: Random, rid: str, deadline_s: float, limits: Limits, *, stop_strings: bool
 ) -> GenerationRequest:
     prompt = _prompt(rng, limits)
-    sampling = SamplingParams(
-        temperature=rng.choice((0.0, 0.8)), seed=rng.getrandbits(63)
-    )
+    sampling = SamplingParams(temperature=rng.choice((0.0, 0.8)), seed=rng.getrandbits(63))
     stop: tuple[str, ...] = ()
     if stop_strings and rng.random() < 0.5:
         stop = _stop(rng, prompt, sampling)
