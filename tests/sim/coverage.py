@@ -31,6 +31,7 @@ REQUIRED: tuple[str, ...] = (
     "drain in time",
     "refused while draining",
     "refused as invalid",
+    "refused while giving up",
     "finish by stop",
     "finish by stop string",
     "finish by length",
@@ -80,6 +81,11 @@ _TERMINAL = {
     "length": "finish by length",
     "slow_client": "slow client ended",
 }
+_TURNED_AWAY = {
+    "server_busy": "busy",
+    "shutting_down": "refused while draining",
+    "engine_dead": "refused while giving up",
+}
 _REFUSED = {
     "shutting_down": "refused while draining",
     "invalid_request": "refused as invalid",
@@ -96,7 +102,7 @@ def _of_entry(entry: Entry) -> Iterable[str]:
         case "refused" if entry["code"] in _REFUSED:
             yield _REFUSED[entry["code"]]
         case "client_event" if entry["kind"] == "turned_away":
-            yield "busy" if entry["text"] == "server_busy" else "refused while draining"
+            yield _TURNED_AWAY[entry["text"]]
         case "picked" if entry["by_skip"]:
             yield "skip rule"
         case "planned":
