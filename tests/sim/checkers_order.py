@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from actors.kit.journal import Entry
 from actors.limits import LANES
 from actors.requests import Priority
-from tests.sim.run import EPSILON_S, PIPELINE, CheckFailed, Run, lane_of
+from tests.sim.run import EPSILON_S, PIPELINE, CheckFailed, Run, Slots, lane_of
 
 
 @dataclass(slots=True)
@@ -133,8 +133,10 @@ def lower_lane_only_by_skip(run: Run) -> None:
 def head_waits_bounded(run: Run) -> None:
     """I15: a lane's head sees at most ``max_skips + lanes - 1`` starts of others.
 
-    A head that the cache refused waits for tokens, not for its turn: I16 is about that.
+    A head that the cache refused waits for tokens, not for its turn: I16 is about that.  And
+    nobody waits for nothing: with a slot on offer, whoever is next is tried at once.
     """
+    _slots_are_taken_up(run)
     limit = run.limits.priority_max_skips
     if limit == 0:
         return
@@ -145,6 +147,42 @@ def head_waits_bounded(run: Run) -> None:
         for head in room.heads if entry.event == "picked" else ():
             if head.passed > bound and not head.refused:
                 raise CheckFailed("I15", f"passed {head.passed} times", at=entry, rid=head.rid)
+
+
+def _slots_are_taken_up(run: Run) -> None:
+    """No time passes while a slot is on offer, someone waits, and nobody was refused since."""
+    room = Room(run)
+    slots = Slots()
+    refused = False
+    broken = False  # a crash or the end is under way
+    free = 0  # slots on offer that no lease has been fetched for
+    started: set[str] = set()
+    before_s = 0.0
+    for entry in run.entries:
+        if entry.time_s > before_s + EPSILON_S and free > 0 and not (refused or broken):
+            idle = [w.rid for lane in LANES for w in room.live(lane, before_s)]
+            if idle:
+                raise CheckFailed("I15", f"waits since {before_s}", at=entry, rid=idle[0])
+        match entry.event:
+            case "lease_refused":
+                refused = True
+            case "queued" | "granted":
+                refused = False
+            case "started":
+                started.add(entry["rid"])
+            case "fault_armed" if not entry["detail"].startswith(("admission", "store")):
+                broken = True
+            case "phase" | "escalated":
+                broken = broken or entry.fields != ("ready",)
+            case "restarted":
+                broken = broken and entry["child"] not in PIPELINE
+            case _:
+                pass
+        room.apply(entry)
+        slots.apply(entry)
+        starting = [rid for rid, _ in slots.leases.values() if rid not in started]
+        free = len(slots.offered) - len(starting)
+        before_s = entry.time_s
 
 
 def refused_head_keeps_its_turn(run: Run) -> None:

@@ -109,6 +109,14 @@ BROKEN: list[tuple[str, str, str]] = [
         .replace("queued e HIGH 5", "queued e HIGH 5\n0.0 prefill queued f HIGH 5"),
     ),
     (
+        "I15",
+        "it waits for nothing",
+        """
+        0.0 decode granted 0
+        0.0 prefill queued a HIGH 5
+        0.1 client probe nothing 0""",
+    ),
+    (
         "I16",
         "a refused head loses its turn",
         edit(

@@ -173,6 +173,7 @@ class World:
             "waiting": status.queue_depth,
             "leases": status.leases,
             "leased_tokens": status.leased_tokens,
+            "engine_sequences": len(self.engine.sequences) if self.engine.alive else 0,
         }
         self._journal.record(NAME, "probe", "idle", tuple(held.items()))
 

@@ -93,17 +93,20 @@ def make_plan(seed: int) -> WorldPlan:
     count = rng.randint(6, 30)
     span_s = rng.choice((0.02, 0.2, 0.8, 2.0))
     stop_strings = rng.random() < 0.6
-    clients = [
-        _client(rng, number, span_s, limits, stop_strings=stop_strings) for number in range(count)
-    ]
     ending = rng.choices((Ending.IDLE, Ending.DRAIN, Ending.STOP), (6, 3, 1))[0]
+    ends_s = rng.uniform(0.0, span_s * 1.2 + 0.2)
+    bursts = (0.0, span_s / 2, ends_s)  # some arrive together, and some just as the end begins
+    clients = [
+        _client(rng, number, span_s, bursts, limits, stop_strings=stop_strings)
+        for number in range(count)
+    ]
     engine, crashes = _faults(rng)
     return WorldPlan(
         seed=seed,
         limits=limits,
         clients=tuple(clients),
         ending=ending,
-        ends_s=rng.uniform(0.0, span_s * 1.2 + 0.2),
+        ends_s=ends_s,
         engine=engine,
         crashes=crashes,
         store_clients=rng.choice((0, 0, 1, 3)),
@@ -138,13 +141,19 @@ def _limits(rng: Random) -> Limits:
         restart_backoff_max_s=0.4,
         store_queue=rng.randint(1, 4),
         store_max_entries=3,
-        store_max_bytes=2000,
+        store_max_bytes=rng.choice((2000, 5000)),
         store_ttl_s=0.3,
     )
 
 
 def _client(
-    rng: Random, number: int, span_s: float, limits: Limits, *, stop_strings: bool
+    rng: Random,
+    number: int,
+    span_s: float,
+    bursts: tuple[float, ...],
+    limits: Limits,
+    *,
+    stop_strings: bool,
 ) -> ClientPlan:
     mood = rng.choices(
         tuple(Mood),
@@ -160,8 +169,9 @@ def _client(
     deadline_s = math.inf
     if mood is Mood.DEADLINE:
         deadline_s = rng.choice((0.0, rng.uniform(0.0, 0.1), rng.uniform(0.0, 1.0)))
-    # Bursts: some arrive at the very same time.
-    arrives_s = rng.choice((0.0, span_s / 2, rng.uniform(0.0, span_s), rng.uniform(0.0, span_s)))
+    arrives_s = rng.choice((*bursts[: rng.randint(2, 3)], rng.uniform(0.0, span_s)))
+    if rng.random() < 0.4:
+        arrives_s = rng.uniform(0.0, span_s)
     return ClientPlan(
         arrives_s=arrives_s,
         request=_request(rng, f"r{number:02d}", deadline_s, limits, stop_strings=stop_strings),
