@@ -9,12 +9,13 @@ from functools import partial
 from pathlib import Path
 
 import trio
-from models.compute_thread import ComputeThread
-from models.source import ModelSource, resolve_source
-from models.threaded_engine import ThreadedEngine
 
 from actors.kit.seams import Seams
 from actors.ports import ServedModel
+from models.compute_thread import ComputeThread
+from models.mlx.load import load_backend
+from models.source import ModelSource, resolve_source
+from models.threaded_engine import ThreadedEngine
 from runtime.config import ServerConfig
 from runtime.tree import Loaded
 
@@ -26,8 +27,9 @@ async def load(config: ServerConfig, thread: ComputeThread, seams: Seams) -> Loa
     source = await trio.to_thread.run_sync(partial(_resolve, config), abandon_on_cancel=True)
     log.info("loading %s from %s", source.name, source.origin)
     started = trio.current_time()
-    # Imports MLX, so it waits until the BLAS has been chosen on the compute thread.
-    backend, text = await thread.run_job(partial(_build, config, source))
+    backend, text = await thread.run_job(
+        partial(load_backend, source, cpu_dtype=config.cpu_dtype, threads=config.threads)
+    )
     engine = ThreadedEngine(thread=thread, backend=backend)
     limits = config.loaded_limits(backend.info)
     notes = {

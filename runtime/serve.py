@@ -10,8 +10,6 @@ import sys
 from collections.abc import Mapping, Sequence
 
 import trio
-from models.compute_thread import ComputeThread
-from models.errors import ModelLoadError
 
 from actors.kit.journal import NullJournal
 from actors.kit.seams import Seams
@@ -20,7 +18,9 @@ from actors.phase import Phase, PhaseCell
 from httpapi.app import create_app
 from httpapi.server import BindError, bind_sockets, serve_http
 from httpapi.settings import GenerationDefaults, HttpSettings
+from models.compute_thread import ComputeThread
 from models.engine import EngineDead
+from models.errors import ModelLoadError
 from runtime.config import PROG, ConfigError, ServerConfig, load_config
 from runtime.lifecycle import (
     EXIT_FORCED,

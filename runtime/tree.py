@@ -130,14 +130,11 @@ class Tree:
         """
         assert self._actors is not None
         actors = self._actors
-        try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(actors.pipeline.supervised, self._supervisor)
-                nursery.start_soon(actors.admission.supervised, self._supervisor)
-                nursery.start_soon(self._supervisor.run, "store", actors.store.run)
-                task_status.started()
-        finally:
-            actors.store.close()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(actors.pipeline.supervised, self._supervisor)
+            nursery.start_soon(actors.admission.supervised, self._supervisor)
+            nursery.start_soon(actors.store.supervised, self._supervisor)
+            task_status.started()
 
     # What others see -----------------------------------------------------------------------------
 

@@ -66,6 +66,8 @@ async def _run_scenario(
     ) as client:
         model = await find_model(client, options)
         bench = Bench(client=client, options=options, model=model, progress=progress or Progress())
+        if options.preconnect:
+            await client.preconnect(options.concurrency)
         cpu, began = time.process_time(), time.perf_counter()
         with trio.move_on_after(options.max_time_s) as scope:
             await SCENARIOS[options.scenario](bench)

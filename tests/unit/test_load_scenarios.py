@@ -49,6 +49,13 @@ async def test_uniform_counts_tokens_and_reuses_connections() -> None:
         assert len(prompts) == 9
 
 
+async def test_preconnect_opens_connections_before_the_load() -> None:
+    async with running(FakeServer()) as server:
+        report = await load(server, "uniform", concurrency=4, requests=4, preconnect=True)
+        assert report["requests"]["ok"] == 4
+        assert server.connections == 4
+
+
 async def test_options_reach_the_request() -> None:
     async with running(FakeServer(close_delimited=True)) as server:
         options = {"ignore_eos": True, "temperature": 0.5, "prompt": "Hi", "same_prompt": True}
@@ -139,7 +146,7 @@ async def test_the_same_seed_makes_the_same_requests() -> None:
 async def test_a_server_that_keeps_working_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(FakeServer()) as server:
         server.active = 1
-        report = await load(server, "newcomer", concurrency=2, repeats=1, max_tokens=50)
+        report = await load(server, "newcomer", concurrency=2, repeats=1, idle_within_s=0.1)
         assert any("active_sequences is 1" in p for p in report["verdict"]["problems"])
 
 

@@ -67,6 +67,12 @@ def test_steady_rate_leaves_out_start_and_tail() -> None:
     assert rate == pytest.approx(15.0)
 
 
+def test_steady_rate_counts_tokens_where_the_usage_tells_them() -> None:
+    found = stream(*map(float, range(11)))
+    found.usage_tokens = 22
+    assert steady_rate([found]) == (1, pytest.approx(2.0))
+
+
 def test_steady_rate_without_streams() -> None:
     assert steady_rate([]) == (0, None)
     assert steady_rate([stream(1.0)]) == (0, None)
@@ -81,7 +87,7 @@ def test_summary_states_where_token_counts_come_from() -> None:
     assert both["tokens"]["source"] == "usage, and content events where there is none"
     assert both["throughput"]["tokens_per_s"] == 2.5
     assert both["latency_ms"]["ttft"]["p50"] == 1000.0
-    assert both["client"]["cpu_us_per_event"] == 25000.0
+    assert both["client"]["cpu_us_per_token"] == 20000.0
 
 
 def resources(rss: int, fds: int, threads: int = 4) -> ProcessSample:

@@ -120,11 +120,14 @@ class Bench:
             return None
 
 
-async def wait_until_idle(bench: Bench, *, within_s: float = 10.0) -> None:
+async def wait_until_idle(bench: Bench) -> None:
     """Check that the server holds nothing any more; adds to ``problems`` if it does.
 
     Servers without ``/slots`` and without counts in ``/health`` are only asked whether they live.
     """
+    within_s = bench.options.idle_within_s
+    busy = ["no answer"]
+    health = slots = None
     began = time.perf_counter()
     with trio.move_on_after(within_s):
         while True:

@@ -17,19 +17,15 @@ from contextlib import asynccontextmanager, suppress
 
 import trio
 
-from tools.loadgen.outcome import (
-    Call,
-    Leave,
-    Outcome,
-    read_error_body,
-    read_plain_body,
-    read_stream_end,
-)
+from tools.loadgen.exchange import Exchange
+from tools.loadgen.outcome import Call, Leave, Outcome
 from tools.loadgen.target import Target
-from tools.loadgen.wire import EventScanner, ResponseReader, WireError
+from tools.loadgen.wire import WireError
 
 RECV_BYTES = 64 * 1024
-MAX_BODY_BYTES = 16 * 1024 * 1024
+# How long the reactor may keep the event loop: the resolution of timeouts and of leaving.
+HOLD_S = 0.002
+CONNECT_GAP_S = 0.01
 
 
 class Reactor:
@@ -49,79 +45,27 @@ class Reactor:
         descriptor = self._selector.fileno()
         while True:
             await trio.lowlevel.wait_readable(descriptor)
-            for key, _ in self._selector.select(0):
-                key.data.on_readable()
+            self._read_for(HOLD_S)
+
+    def _read_for(self, seconds: float) -> None:
+        """Read what comes within ``seconds``, without the event loop; less if a request ends.
+
+        A turn of the event loop costs several times as much as reading a token, and tokens of
+        many streams come within moments of each other.
+        """
+        until = time.perf_counter() + seconds
+        left = seconds
+        while left > 0:
+            ready = self._selector.select(left)
+            ended = False
+            for key, _ in ready:
+                ended = key.data.on_readable() or ended
+            if ended or not ready:
+                return
+            left = until - time.perf_counter()
 
     def close(self) -> None:
         self._selector.close()
-
-
-class Exchange:
-    """One request in flight on a connection."""
-
-    __slots__ = ("_body", "_body_bytes", "_notify", "call", "done", "outcome", "reader", "scanner")
-
-    def __init__(self, call: Call) -> None:
-        self.call = call
-        self.outcome = Outcome(label=call.label)
-        self.done = trio.Event()
-        self.reader = ResponseReader()
-        self.scanner: EventScanner | None = None
-        self._body: list[bytes] = []
-        self._body_bytes = 0
-        self._notify = call.on_events
-
-    def feed(self, data: bytes, now: float) -> None:
-        outcome = self.outcome
-        if outcome.first_byte is None:
-            outcome.first_byte = now
-        body = self.reader.feed(data)
-        if outcome.status == 0 and self.reader.head is not None:
-            self._start_body()
-        if self.scanner is not None:
-            for _ in range(self.scanner.feed(body)):
-                outcome.stamps.append(now)
-        elif body:
-            self._body.append(body)
-            self._body_bytes += len(body)
-            if self._body_bytes > MAX_BODY_BYTES:
-                raise WireError("response body too large")
-        if self._notify is not None and len(outcome.stamps) >= self.call.events_wanted:
-            self._notify()
-            self._notify = None
-        if self.reader.done:
-            self.finish(now)
-        elif self._has_enough():
-            outcome.left = True
-            self.finish(now)
-
-    def finish(self, now: float, error: str | None = None) -> None:
-        if self.done.is_set():
-            return
-        outcome = self.outcome
-        outcome.ended = now
-        outcome.error = error
-        outcome.body = b"".join(self._body)
-        if error is None and not outcome.left:
-            if outcome.status != 200:
-                read_error_body(outcome)
-            elif self.scanner is not None:
-                read_stream_end(outcome, self.scanner)
-            elif self.call.method == "POST":
-                read_plain_body(outcome)
-        self.done.set()
-
-    def _start_body(self) -> None:
-        head = self.reader.head
-        assert head is not None
-        self.outcome.status = head.status
-        self.outcome.retry_after = head.headers.get("retry-after")
-        if head.headers.get("content-type", "").lower().startswith("text/event-stream"):
-            self.scanner = EventScanner()
-
-    def _has_enough(self) -> bool:
-        limit = self.call.leave_after_events
-        return limit is not None and len(self.outcome.stamps) >= limit > 0
 
 
 class Connection:
@@ -140,29 +84,31 @@ class Connection:
         reactor.add(self)
         self._registered = True
 
-    def on_readable(self) -> None:
+    def on_readable(self) -> bool:
+        """Read once.  True when a task may now have something to do."""
         try:
             data = self.sock.recv(RECV_BYTES)
         except BlockingIOError:
-            return
+            return False
         except OSError as error:
             self._lost(f"connection lost: {_reason(error)}")
-            return
+            return True
         exchange = self.exchange
         now = time.perf_counter()
         try:
             if data and self.draining:
-                return
+                return False
             if exchange is None or exchange.done.is_set():
                 self.drop()  # closed by the server while idle, or stray bytes
             elif data:
-                exchange.feed(data, now)
+                return exchange.feed(data, now)
             else:
                 exchange.reader.eof()
                 self.drop()
                 exchange.finish(now)
         except WireError as error:
             self._lost(str(error))
+        return True
 
     async def send(self, data: bytes) -> None:
         view = memoryview(data)
@@ -272,6 +218,19 @@ class Client:
             connection = self._idle.pop()
             if connection.alive:
                 return connection
+        return await self._connect()
+
+    async def preconnect(self, count: int) -> None:
+        """Have ``count`` idle connections, opened one by one.  Raises OSError.
+
+        A burst of connects overflows a short listen queue, and the kernel then tries again only
+        after a second: that would be measured instead of the server's work.
+        """
+        while len(self._idle) < count:
+            self._idle.append(await self._connect())
+            await trio.sleep(CONNECT_GAP_S)
+
+    async def _connect(self) -> Connection:
         sock = socket.socket(self.target.family, socket.SOCK_STREAM)
         try:
             sock.setblocking(False)

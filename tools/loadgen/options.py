@@ -52,10 +52,12 @@ class Options:
     seed: int = 0
     cancel_share: float | None = None
     repeats: int = 5
+    idle_within_s: float = 10.0
     pid: int | None = None
     timeout_s: float = 120.0
     max_time_s: float = 1800.0
     keep_alive: bool = True
+    preconnect: bool = False
     json_out: Path | None = None
     plot_out: Path | None = None
     progress: bool = True
@@ -63,7 +65,7 @@ class Options:
 
 def parse_options(argv: list[str], scenarios: tuple[str, ...]) -> Options:
     """Raises UsageError; ``--help`` exits."""
-    parser = _Parser(
+    parser = Parser(
         prog="python tools/load.py",
         description="Put load on an OpenAI-compatible server and measure what its clients see.",
         epilog=SCENARIO_HELP,
@@ -87,7 +89,9 @@ def parse_options(argv: list[str], scenarios: tuple[str, ...]) -> Options:
     return Options(**values)
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
+    """Raises UsageError instead of ending the process."""
+
     def error(self, message: str) -> None:  # type: ignore[override]
         raise UsageError(f"{message} (see --help)")
 
@@ -100,6 +104,11 @@ def _target_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--allow-remote", action="store_true", help="allow hosts beside this one")
     group.add_argument(
         "--no-keepalive", dest="keep_alive", action="store_false", help="a connection per request"
+    )
+    group.add_argument(
+        "--preconnect",
+        action="store_true",
+        help="open the connections of --concurrency one by one before the load begins",
     )
     group.add_argument(
         "--timeout",
@@ -175,6 +184,14 @@ def _scenario_arguments(parser: argparse.ArgumentParser) -> None:
         default=Options.repeats,
         metavar="K",
         help="newcomer: idle measurements and rounds (%(default)s)",
+    )
+    group.add_argument(
+        "--idle-within",
+        dest="idle_within_s",
+        type=_number(0.01, 3600),
+        default=Options.idle_within_s,
+        metavar="S",
+        help="cancel, newcomer, soak: the server must be idle after (%(default)g)",
     )
     group.add_argument("--pid", type=_integer(1, 2**31), metavar="PID", help="soak: the server")
 

@@ -17,6 +17,8 @@ from tools.loadgen.bench import Progress
 from tools.loadgen.outcome import Outcome
 
 SCHEMA = "mlxcel-load/1"
+# Below this the fixed cost of a run hides what a token costs the client.
+MANY_TOKENS = 500
 _COLUMNS = ("mean", "p50", "p90", "p99", "max")
 
 
@@ -72,22 +74,24 @@ def show(console: Console, report: Mapping[str, Any], details: Mapping[str, Any]
     console.print(
         f"{tokens['total']} tokens (by {tokens['source']}) in {report['wall_s']:.2f} s: "
         f"{rate['tokens_per_s'] or 0:.1f} tokens/s"
-        + (f"; {steady:.1f} with {rate['steady_streams']} streams decoding" if steady else "")
+        + (f"; {steady:.1f} with {rate['steady_streams']} streams decoding" if steady else ""),
+        soft_wrap=True,
     )
     statuses = ", ".join(f"{code}: {n}" for code, n in sorted(requests["by_status"].items()))
     console.print(
         f"{requests['sent']} requests: {requests['ok']} ok, {requests['left']} left, "
-        f"{requests['failed']} failed (by status: {statuses or 'none'})"
+        f"{requests['failed']} failed (by status: {statuses or 'none'})",
+        soft_wrap=True,
     )
-    cost = report["client"]["cpu_us_per_event"]
-    if cost is not None:
+    cost = report["client"]["cpu_us_per_token"]
+    if cost is not None and tokens["total"] >= MANY_TOKENS:
         console.print(f"client CPU: {cost:.1f} us per token", style="dim")
     for text, count in requests["errors"].items():
-        console.print(f"  {count} x {text}", style="yellow", markup=False)
+        console.print(f"  {count} x {text}", style="yellow", markup=False, soft_wrap=True)
     for key, value in details.items():
-        console.print(f"{key}: {_brief(value)}", markup=False)
+        console.print(f"{key}: {_brief(value)}", markup=False, soft_wrap=True)
     for problem in report["verdict"]["problems"]:
-        console.print(f"problem: {problem}", style="red", markup=False)
+        console.print(f"problem: {problem}", style="red", markup=False, soft_wrap=True)
 
 
 def _row(table: Table, name: str, values: Mapping[str, float] | None) -> None:
@@ -96,18 +100,19 @@ def _row(table: Table, name: str, values: Mapping[str, float] | None) -> None:
 
 
 def _brief(value: Any) -> str:
-    if isinstance(value, dict) and "p50" in value:
-        return f"p50 {value['p50']:.2f}, p90 {value['p90']:.2f}, max {value['max']:.2f}"
-    if isinstance(value, dict):
-        return "".join(f"\n  {key}: {_brief(inner)}" for key, inner in value.items())
+    """A scenario's own figure: one line for a spread, one line per entry for the rest."""
+    if isinstance(value, dict) and "p50" not in value:
+        return "".join(f"\n  {key}: {_flat(inner)}" for key, inner in value.items())
     if isinstance(value, list):
         return "".join(f"\n  {_flat(inner)}" for inner in value)
-    return str(value)
+    return _flat(value)
 
 
 def _flat(value: Any) -> str:
+    if isinstance(value, dict) and "p50" in value:
+        return f"p50 {value['p50']:.2f} / p90 {value['p90']:.2f} / max {value['max']:.2f}"
     if isinstance(value, dict):
-        return ", ".join(f"{key} {inner}" for key, inner in value.items())
+        return ", ".join(f"{key} {_flat(inner)}" for key, inner in value.items())
     return str(value)
 
 

@@ -41,14 +41,15 @@ def spread(values: Sequence[float], *, scale: float = 1.0) -> dict[str, float] |
 
 
 def steady_rate(outcomes: Sequence[Outcome]) -> tuple[int, float | None]:
-    """Peak number of decoding streams, and content events per second while all of them decode.
+    """Peak number of decoding streams, and tokens per second while all of them decode.
 
     A stream decodes from its first to its last content event; the start and the tail of a run,
     where fewer streams are active, are left out.  Between two events of a stream its count is
-    taken as growing evenly, so a border inside a burst of events has no effect on the rate.
+    taken as growing evenly, so a border inside a burst of events has no effect on the rate.  Where
+    the usage tells of more tokens than content events, each event counts for its share of them.
     """
-    streams = [o.stamps for o in outcomes if len(o.stamps) > 1]
-    edges = sorted([(s[0], 1) for s in streams] + [(s[-1], -1) for s in streams])
+    streams = [o for o in outcomes if len(o.stamps) > 1]
+    edges = sorted([(o.stamps[0], 1) for o in streams] + [(o.stamps[-1], -1) for o in streams])
     levels: list[int] = []
     active = 0
     for _, change in edges:
@@ -65,12 +66,13 @@ def steady_rate(outcomes: Sequence[Outcome]) -> tuple[int, float | None]:
         return peak, None
     starts = [start for start, _ in full]
     count = 0.0
-    for stamps in streams:
+    for outcome in streams:
+        stamps, share = outcome.stamps, outcome.tokens / len(outcome.stamps)
         for i in range(max(0, bisect_right(starts, stamps[0]) - 1), len(full)):
             start, end = full[i]
             if start >= stamps[-1]:
                 break
-            count += _events_until(stamps, end) - _events_until(stamps, start)
+            count += share * (_events_until(stamps, end) - _events_until(stamps, start))
     return peak, count / seconds
 
 
@@ -93,7 +95,7 @@ def summarise(outcomes: Sequence[Outcome], *, wall_s: float, cpu_s: float) -> di
     events = sum(len(o.stamps) for o in outcomes)
     peak, steady = steady_rate(seen)
     per_stream = [
-        (len(o.stamps) - 1) / (o.stamps[-1] - o.stamps[0])
+        (o.tokens - 1) / (o.stamps[-1] - o.stamps[0])
         for o in seen
         if len(o.stamps) > 1 and o.stamps[-1] > o.stamps[0]
     ]
@@ -120,7 +122,7 @@ def summarise(outcomes: Sequence[Outcome], *, wall_s: float, cpu_s: float) -> di
         },
         "client": {
             "cpu_s": round(cpu_s, 4),
-            "cpu_us_per_event": round(1e6 * cpu_s / events, 2) if events else None,
+            "cpu_us_per_token": round(1e6 * cpu_s / tokens, 2) if tokens else None,
         },
     }
 

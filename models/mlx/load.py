@@ -1,0 +1,43 @@
+"""Everything between a ModelSource and a backend that can run.  Called on the compute thread."""
+
+from __future__ import annotations
+
+from models.backend import Backend
+from models.mlx.blas import prepare_blas
+from models.source import ModelSource
+from models.text_model import TextModel
+
+#: Share of the memory that is free after the load which KV caches may take; the rest is for
+#: activations, the HTTP side and whatever else runs on the machine.
+KV_SHARE = 0.6
+
+
+def load_backend(
+    source: ModelSource, *, cpu_dtype: str, threads: int | None
+) -> tuple[Backend, TextModel]:
+    """Choose a BLAS, load the weights, build the backend.  Raises ModelLoadError."""
+    blas = prepare_blas(threads)
+    # Only now: the BLAS has to be there when MLX is first imported.
+    from models.mlx.backend import MLXBackend
+    from models.mlx.weights import available_memory, load_model
+
+    loaded = load_model(source, cpu_dtype=cpu_dtype)  # type: ignore[arg-type]
+    if loaded.notes["device"] == "cpu":
+        from models.mlx import cpu_math
+
+        cpu_math.install(loaded.model)
+    free = available_memory()
+    backend = MLXBackend(
+        loaded.model,
+        model_type=str(loaded.config.get("model_type", "unknown")),
+        vocab_size=loaded.text.vocab_size,
+        context_length=loaded.text.context_length,
+        kv_budget_bytes=None if free is None else int(free * KV_SHARE),
+        notes={
+            **loaded.notes,
+            "blas": blas.library,
+            "threads": blas.threads,
+            "blas_note": blas.note,
+        },
+    )
+    return backend, loaded.text
