@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import cache
 
 import pytest
 
@@ -19,11 +20,12 @@ from actors.kit.journal import Entry
 from tests.sim import coverage
 from tests.sim.checkers import check_all, same_journal
 from tests.sim.run import CheckFailed
-from tests.sim.world import WorldResult, run_world
+from tests.sim.world import run_world
 
 pytestmark = pytest.mark.sim
 
-SEEDS = int(os.environ.get("MLXCEL_SIM_SEEDS", "200"))
+DEFAULT_SEEDS = 200
+SEEDS = int(os.environ.get("MLXCEL_SIM_SEEDS", str(DEFAULT_SEEDS)))
 FIRST = int(os.environ.get("MLXCEL_SIM_FIRST", "0"))
 BATCH = 20
 
@@ -38,33 +40,33 @@ def digest(entries: Sequence[Entry]) -> str:
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
-def checked(seed: int) -> WorldResult:
-    """Run a seed twice; every invariant holds and both journals are equal."""
+@cache
+def checked(seed: int) -> frozenset[str]:
+    """Run a seed twice; every invariant holds and both journals are equal.
+
+    Returns the situations that it went through and the points at which an actor crashed.
+    """
     try:
         first = run_world(seed)
         check_all(first.run)
         same_journal(first.journal, run_world(seed).journal)
     except (Exception, BaseExceptionGroup) as error:
         raise AssertionError(f"{error}\n{replay_hint(seed)}") from error
-    return first
-
-
-@pytest.fixture(scope="module")
-def met() -> set[str]:
-    """The situations that the seeds of this module went through, and the points that crashed."""
-    return set()
+    crashes = {f"crash at {entry['detail']}" for _, entry in first.run.having("fault_armed")}
+    return frozenset(coverage.situations(first.run) | crashes)
 
 
 @pytest.mark.parametrize("first", range(FIRST, FIRST + SEEDS, BATCH))
-def test_invariants_hold(first: int, met: set[str]) -> None:
+def test_invariants_hold(first: int) -> None:
     for seed in range(first, min(first + BATCH, FIRST + SEEDS)):
-        run = checked(seed).run
-        met |= coverage.situations(run)
-        met |= {f"crash at {e['detail']}" for _, e in run.having("fault_armed")}
+        checked(seed)
 
 
-def test_the_seeds_meet_every_situation(met: set[str]) -> None:
-    """I38.  A smaller set of seeds than the default may be too small for that, and says so."""
+def test_the_seeds_meet_every_situation() -> None:
+    """I38, over at least the default number of seeds (what has been run is not run again)."""
+    met: set[str] = set()
+    for seed in range(FIRST, FIRST + max(SEEDS, DEFAULT_SEEDS)):
+        met |= checked(seed)
     coverage.require(met)
     missed = [point for point in CRASH_POINTS if f"crash at {point}" not in met]
     assert not missed, f"no seed crashed at {missed}"
