@@ -468,3 +468,46 @@ def test_lanes() -> None:
     assert lane_of(" Low ") is Priority.LOW
     for unknown in (None, "", "urgent", "normal"):
         assert lane_of(unknown) is Priority.NORMAL
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("functions", [{"name": "f"}]),
+        ("function_call", {"name": "f"}),
+        ("best_of", 3),
+        ("min_tokens", 4),
+        ("mirostat", 2),
+        ("modalities", ["text", "audio"]),
+        ("grammar", "root ::= [a-z]"),
+        ("json_schema", {"type": "object"}),
+        ("guided_choice", ["a", "b"]),
+        ("echo", True),
+        ("stop_token_ids", [1]),
+    ],
+)
+def test_a_field_of_another_server_that_changes_the_answer_is_refused(
+    field: str, value: object
+) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse(**{field: value})
+    assert caught.value.param == field
+    assert caught.value.message == f"{field} is not supported by this server yet"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("function_call", "none"), ("mirostat", 0), ("modalities", ["text"]), ("grammar", None)],
+)
+def test_its_inert_value_passes(field: str, value: object) -> None:
+    parse(**{field: value})
+
+
+def test_ignore_eos_reaches_the_request() -> None:
+    call = parse(ignore_eos=True)
+    request = call.generation_request(request_id="r", seed=1, lane=Priority.NORMAL, deadline_s=1.0)
+    assert request.ignore_eos
+    assert not parse().ignore_eos
+    with pytest.raises(RequestError) as caught:
+        parse(ignore_eos="yes")
+    assert caught.value.param == "ignore_eos"

@@ -6,6 +6,7 @@ a request is never answered as if it had not asked.  Values that switch a featur
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from actors.errors import ErrorCode, RequestError
@@ -44,6 +45,35 @@ _OFF: dict[str, tuple[object, ...]] = {
     "reasoning_control": (False,),
 }
 
+#: Fields of other servers that would change the answer, with the values that switch them off.
+#: Keys that are in neither table are accepted, as clients send many that do not matter.
+_FOREIGN: dict[str, tuple[object, ...]] = {
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "best_of": (1,),
+    "use_beam_search": (False,),
+    "min_tokens": (0,),
+    "mirostat": (0,),
+    "dynatemp_range": (0,),
+    "modalities": (["text"], []),
+    "audio": (),
+    "prediction": (),
+    "web_search_options": (),
+    "grammar": ("",),
+    "json_schema": ({},),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "structured_outputs": (),
+    "logits_processors": ([],),
+    "bad_words": ([],),
+    "stop_token_ids": ([],),
+    "lora": ([],),
+    "echo": (False,),
+    "continue_final_message": (False,),
+}
+
 
 def unsupported(field: str) -> RequestError:
     return invalid(f"{field} is not supported by this server yet", field)
@@ -62,6 +92,14 @@ def check(typed: ChatBody, conversation: Conversation, max_tokens: int | None) -
     _check_choices(typed)
     for field, off in _OFF.items():
         value = getattr(typed, field)
+        if value is not None and value not in off:
+            raise unsupported(field)
+
+
+def check_foreign(body: Mapping[str, Any]) -> None:
+    """Raises RequestError for a field of another server that asks for what is not done here."""
+    for field, off in _FOREIGN.items():
+        value = body.get(field)
         if value is not None and value not in off:
             raise unsupported(field)
 

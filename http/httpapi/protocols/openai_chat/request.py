@@ -8,7 +8,7 @@ from typing import Any
 
 from actors.requests import ChatPrompt, GenerationRequest, Priority
 from httpapi.json_body import invalid, parse_object
-from httpapi.protocols.openai_chat.checks import check
+from httpapi.protocols.openai_chat.checks import check, check_foreign
 from httpapi.protocols.openai_chat.messages import read_messages
 from httpapi.protocols.openai_chat.schema import ChatBody, read_body
 from httpapi.protocols.openai_chat.template_kwargs import template_kwargs
@@ -36,6 +36,7 @@ class ChatCall:
     seed: int | None
     max_tokens: int | None
     stop: tuple[str, ...]
+    ignore_eos: bool
     stream: bool
     include_usage: bool
 
@@ -56,6 +57,7 @@ class ChatCall:
             ),
             max_tokens=self.max_tokens,
             stop=self.stop,
+            ignore_eos=self.ignore_eos,
             lane=lane,
             deadline_s=deadline_s,
         )
@@ -72,6 +74,7 @@ def parse_chat(body: Mapping[str, Any], defaults: GenerationDefaults) -> ChatCal
     conversation = read_messages(typed.messages)
     max_tokens = _max_tokens(typed, defaults)
     check(typed, conversation, max_tokens)
+    check_foreign(body)
     stream = bool(typed.stream)
     options = typed.stream_options
     return ChatCall(
@@ -83,6 +86,7 @@ def parse_chat(body: Mapping[str, Any], defaults: GenerationDefaults) -> ChatCal
         seed=_seed(typed.seed, defaults.seed),
         max_tokens=max_tokens,
         stop=_stops(typed.stop),
+        ignore_eos=bool(typed.ignore_eos),
         stream=stream,
         include_usage=stream and options is not None and bool(options.include_usage),
     )

@@ -37,6 +37,7 @@ class ChatBody(_Body):
     max_tokens: Count | None = None
     n_predict: Count | None = None
     stop: Any = None
+    ignore_eos: bool | None = None
     n: int | None = None
     # sampling
     temperature: NotNegative | None = None
