@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import Any, Final
 
 import mlx.core as mx
+
+from models.mlx.weights import available_memory
 
 # The rest is left to activations, the runtime and everything else on the machine.
 CACHE_SHARE: Final = 0.8
@@ -14,7 +14,7 @@ CACHE_SHARE: Final = 0.8
 
 def kv_budget() -> int | None:
     """Bytes, or None where the machine does not tell.  Call it after loading the weights."""
-    free = _available_on_linux() if _on_cpu() else _available_on_device()
+    free = available_memory() if _on_cpu() else _available_on_device()
     return None if free is None else max(0, int(free * CACHE_SHARE))
 
 
@@ -47,19 +47,3 @@ def _available_on_device() -> int | None:
     if size is None:
         size = mx.device_info().get("memory_size")
     return None if size is None else int(size) - int(mx.get_active_memory())
-
-
-def _available_on_linux() -> int | None:
-    bounds: list[int] = []
-    try:
-        text = Path("/proc/meminfo").read_text()
-        free = re.search(r"^MemAvailable:\s*(\d+)", text, re.MULTILINE)
-        if free is not None:
-            bounds.append(int(free[1]) * 1024)
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = Path("/sys/fs/cgroup/memory.current").read_text().strip()
-        if limit != "max":
-            bounds.append(max(0, int(limit) - int(used)))
-    except (OSError, ValueError):
-        pass  # not Linux, or no control group: what was found so far counts
-    return min(bounds, default=None)
