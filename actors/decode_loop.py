@@ -42,6 +42,7 @@ from models.engine import Engine, EngineDead, EngineError, StepPlan, StepResult
 from models.text_model import TextModel
 
 NAME = "decode"
+ROOM_TO_DRAW = 2  # places that a planned row needs: its token's and the terminal event's
 
 
 class DecodeLoop:
@@ -177,11 +178,15 @@ class DecodeLoop:
                 pass
             elif now >= row.deadline_s:
                 self._fail(row, DEADLINE)
-            elif row.seq.parked_since_s is not None and self._stalled(row.seq.parked_since_s, now):
+            elif self._stalled(row, now):
                 self._fail(row, SLOW_CLIENT)
 
-    def _stalled(self, since_s: float, now: float) -> bool:
-        return now - since_s >= self._limits.stall_s
+    def _stalled(self, row: Row, now: float) -> bool:
+        """Parked for too long, and nothing was read since: a long step must not hide a read."""
+        since_s = row.seq.parked_since_s
+        if since_s is None or now - since_s < self._limits.stall_s:
+            return False
+        return row.room < ROOM_TO_DRAW
 
     def _cancel(self, row: Row) -> None:
         """The client is gone: there is no one to send a terminal event to."""
@@ -255,8 +260,7 @@ class DecodeLoop:
             seq = row.seq
             if seq.phase is not SequencePhase.DECODE:
                 continue
-            # What is undelivered, what this step draws, and the terminal event.
-            if row.room >= (seq.sequence_id in undelivered) + 2:
+            if row.room >= (seq.sequence_id in undelivered) + ROOM_TO_DRAW:
                 if seq.resume():
                     self._journal.record(NAME, "resumed", seq.request_id)
                 yield row

@@ -119,10 +119,11 @@ async def _run_once(name: str, child: Callable[[], Awaitable[None]]) -> Exceptio
         return crash
     except BaseExceptionGroup as group:
         # Holds something that is not an Exception (Cancelled, KeyboardInterrupt): not ours to keep.
-        crashes, _others = group.split(Exception)
-        if crashes is not None:
-            log.error("%s crashed while it was being stopped", name, exc_info=crashes)
-        raise
+        crashes, others = group.split(Exception)
+        if crashes is None or others is None:
+            raise
+        log.error("%s crashed while it was being stopped", name, exc_info=crashes)
+        raise others from None
     return None
 
 
