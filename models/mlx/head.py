@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-HEADS: Final = ("lm_head", "output", "embed_out")
+HEAD: Final = "lm_head"
+# Inside a layer these names mean something else.
+TOP_LEVEL_HEADS: Final = ("output", "embed_out")
 
 
 class LastPositionHead:
@@ -24,7 +26,7 @@ class LastPositionHead:
         for name, module in model.named_modules():
             if hasattr(module, "as_linear"):
                 module.__class__ = self._narrowed(type(module), "as_linear")
-            elif name.rpartition(".")[2] in HEADS and callable(module):
+            elif name.rpartition(".")[2] == HEAD or name in TOP_LEVEL_HEADS:
                 module.__class__ = self._narrowed(type(module), "__call__")
 
     def __call__(self, model: Any, inputs: Any, caches: list[Any]) -> Any:

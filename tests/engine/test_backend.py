@@ -11,6 +11,8 @@ import pytest
 
 from models.engine import PrefillChunk, StepPlan
 from models.mlx.backend import MLXBackend
+from models.mlx.batching import new_caches
+from models.mlx.head import LastPositionHead
 from models.sampling import GREEDY, SamplingParams
 from tests.engine.tiny import (
     VARIANTS,
@@ -105,7 +107,7 @@ class Crowd:
         return gone
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_rows_of_a_changing_batch_equal_lone_sequences(model: Any, seed: int) -> None:
     crowd = Crowd(model, make_backend(model), seed)
     gone: list[int] = []
@@ -303,6 +305,25 @@ def test_a_sequence_cannot_outgrow_the_context(plain: Any) -> None:
     backend.reset()
     with pytest.raises(AssertionError):
         prefill(backend, 1, prompt_of(1, 9))
+
+
+def test_the_head_runs_for_the_last_position_only(model: Any) -> None:
+    head = LastPositionHead(model)
+    ids = mx.array([prompt_of(1, 20)])
+    whole = model(ids)
+    assert whole.shape == (1, 20, VOCAB_SIZE)
+    seen: list[int] = []
+
+    class Watched:
+        def __call__(self, inputs: mx.array, cache: list[Any]) -> Any:
+            logits = model(inputs, cache=cache)
+            seen.append(logits.shape[1])
+            return logits
+
+    last = head(Watched(), ids, new_caches(model))
+    assert last.shape == (1, VOCAB_SIZE)
+    assert mx.allclose(last, whole[:, -1, :], rtol=1e-4, atol=1e-4)
+    assert seen == [1]
 
 
 def test_facts_about_the_model(model: Any) -> None:
