@@ -14,9 +14,10 @@ from typing import Any, cast
 
 import trio
 from hypercorn.config import Config
-from hypercorn.trio import serve
+from hypercorn.utils import repr_socket_addr, wrap_app
 
 from httpapi.asgi import ASGIApp
+from httpapi.connection import serve_listeners
 from httpapi.settings import HttpSettings
 
 logger = logging.getLogger("mlxcel.http.server")
@@ -110,11 +111,8 @@ async def serve_http(
     Takes the sockets over: they are closed at the end.  ``task_status`` gets the served URLs.
     """
     config = hypercorn_config(settings)
-    config.bind = [f"fd://{sock.detach()}" for sock in sockets]
-    await serve(
-        cast(Any, asgi_app),
-        config,
-        shutdown_trigger=shutdown.wait,
-        task_status=task_status,
-        mode="asgi",
-    )
+    listeners = [trio.SocketListener(trio.socket.from_stdlib_socket(sock)) for sock in sockets]
+    urls = [f"http://{repr_socket_addr(sock.family, sock.getsockname())}" for sock in sockets]
+    app = wrap_app(cast(Any, asgi_app), config.wsgi_max_body_size, "asgi")
+    task_status.started(urls)
+    await serve_listeners(app, config, listeners, shutdown=shutdown)
