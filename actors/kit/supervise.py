@@ -84,12 +84,12 @@ class Supervisor:
 
         Raises SupervisionFailed when it crashed too often, or at once when the crash contains an
         exception of a ``fatal`` type.  Cancellation and KeyboardInterrupt pass through, also when
-        they come in one group with a crash; the crash is logged all the same.
+        they come in one group with a crash: that crash is logged and, unless it is fatal, dropped.
         """
         window = RestartWindow(self._policy)
         self._restarts.setdefault(name, 0)
         while True:
-            crash = await _run_once(name, child)
+            crash = await _run_once(name, child, fatal)
             if crash is None:
                 return
             self._journal.record(name, "crashed", name)
@@ -110,7 +110,9 @@ class Supervisor:
         raise SupervisionFailed(name, why) from crash
 
 
-async def _run_once(name: str, child: Callable[[], Awaitable[None]]) -> Exception | None:
+async def _run_once(
+    name: str, child: Callable[[], Awaitable[None]], fatal: tuple[type[BaseException], ...]
+) -> Exception | None:
     """The crash that ended one run, or None if it ended by itself."""
     try:
         await child()
@@ -123,6 +125,8 @@ async def _run_once(name: str, child: Callable[[], Awaitable[None]]) -> Exceptio
         if crashes is None or others is None:
             raise
         log.error("%s crashed while it was being stopped", name, exc_info=crashes)
+        if contains(crashes, fatal):
+            raise  # the process has to end otherwise than it was going to
         raise others from None
     return None
 

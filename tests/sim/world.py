@@ -24,7 +24,7 @@ from actors.kit.supervise import SupervisionFailed
 from actors.offload import inline_offload
 from actors.phase import Phase, PhaseCell
 from actors.ports import ServedModel
-from models.engine import EngineError
+from models.engine import EngineDead, EngineError
 from models.scripted import EngineFaults, ScriptedEngine
 from models.scripted_text import VOCAB_SIZE, ScriptedTextModel
 from runtime.lifecycle import Lifecycle
@@ -138,7 +138,7 @@ class World:
                 task_status.started()
                 await self._wait_for_end()
                 nursery.cancel_scope.cancel()
-        except* SupervisionFailed:
+        except* (SupervisionFailed, EngineDead):
             pass
         self._lifecycle.enter(Phase.STOPPED)
         self._journal.record(NAME, "ended")
