@@ -154,7 +154,9 @@ class World:
         match plan.ending:
             case Ending.IDLE:
                 await self._clients_done.wait()
-                await trio.sleep(plan.limits.sweep_s * 2 + plan.max_step_s)
+                limits = plan.limits
+                settle_s = limits.sweep_s * 2 + plan.max_step_s + limits.restart_backoff_max_s
+                await trio.sleep(settle_s)  # the engine of a crashed pipeline is reset by then
                 self._probe_idle()
             case Ending.DRAIN:
                 await trio.sleep_until(plan.ends_s)
