@@ -121,14 +121,20 @@ async def _run_once(
         return crash
     except BaseExceptionGroup as group:
         # Holds something that is not an Exception (Cancelled, KeyboardInterrupt): not ours to keep.
-        crashes, others = group.split(Exception)
-        if crashes is None or others is None:
-            raise
-        log.error("%s crashed while it was being stopped", name, exc_info=crashes)
-        if contains(crashes, fatal):
-            raise  # the process has to end otherwise than it was going to
-        raise others from None
+        crashes = group.subgroup(Exception)
+        if crashes is not None:
+            log.error("%s crashed while it was being stopped", name, exc_info=crashes)
+        outlives = group.subgroup(lambda error: _outlives_a_stop(error, fatal))
+        assert outlives is not None
+        raise outlives from None
     return None
+
+
+def _outlives_a_stop(error: BaseException, fatal: tuple[type[BaseException], ...]) -> bool:
+    """Fatal crashes do: the process then has to end otherwise than it was going to."""
+    if isinstance(error, BaseExceptionGroup):
+        return False  # look inside
+    return isinstance(error, fatal) or not isinstance(error, Exception)
 
 
 def contains(error: BaseException, types: tuple[type[BaseException], ...]) -> bool:
