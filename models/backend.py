@@ -7,6 +7,10 @@ from typing import Protocol
 from models.engine import EngineInfo, StepPlan, StepResult
 
 
+class BackendFatal(Exception):
+    """The device or the process is in a state in which no further step can work."""
+
+
 class Backend(Protocol):
     """All methods are called on one and the same thread, which also built the object."""
 
@@ -14,7 +18,10 @@ class Backend(Protocol):
     def info(self) -> EngineInfo: ...
 
     def step(self, plan: StepPlan) -> StepResult:
-        """Run one step to its end.  Any exception means that the whole batch is lost."""
+        """Run one step to its end.
+
+        Any exception means that the whole batch is lost; BackendFatal that the backend is too.
+        """
         ...
 
     def reset(self) -> None:

@@ -1,18 +1,16 @@
-"""One dedicated thread for all MLX work.
+"""One long-lived thread that runs jobs in order and posts their outcomes back into trio.
 
-MLX arrays and streams belong to the thread that made them, so everything that touches them runs
-here.  Jobs come in through a queue; outcomes are posted back into trio.  The thread is a child task
-of the nursery that runs it: it ends when that task is cancelled, after the job in hand.
+MLX arrays and streams belong to the thread that made them, so loading, building and evaluating
+must all happen on the same thread.  :meth:`ComputeThread.run` is that thread's life as a trio task;
+:meth:`ComputeThread.submit` may be called from any task of the same trio run.
 """
 
 from __future__ import annotations
 
-import math
 import queue
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-import outcome
 import trio
 
 from models.engine import EngineDead
@@ -21,109 +19,131 @@ T = TypeVar("T")
 
 
 class Job(Generic[T]):
-    """One call on the thread.  ``outcome`` is set on the trio side when it has ended."""
+    """A submitted call.  Several tasks may wait for it; a cancelled waiter drops the outcome."""
 
-    __slots__ = ("_call", "_done", "outcome")
-
-    def __init__(self, call: Callable[[], T]) -> None:
-        self._call = call
+    def __init__(self, fn: Callable[[], T]) -> None:
+        self._fn = fn
         self._done = trio.Event()
-        self.outcome: outcome.Outcome[T] | None = None
+        self._value: T
+        self._error: BaseException | None = None
 
-    def execute(self) -> outcome.Outcome[T]:
-        """On the compute thread."""
-        return outcome.capture(self._call)
-
-    def settle(self, result: outcome.Outcome[T]) -> None:
-        """On the trio thread; the first call wins."""
-        if self.outcome is None:
-            self.outcome = result
-            self._done.set()
+    @property
+    def done(self) -> bool:
+        return self._done.is_set()
 
     async def wait(self) -> T:
-        """The call's value, or its exception.  A cancelled waiter leaves the job running."""
+        """The call's value.  Raises what the call raised, or EngineDead if the thread is gone."""
         await self._done.wait()
-        assert self.outcome is not None
-        settled = self.outcome
-        # An Outcome unwraps once; a job may be waited for again after a cancelled wait.
-        if isinstance(settled, outcome.Value):
-            value: T = settled.value
-            return value
-        assert isinstance(settled, outcome.Error)
-        raise settled.error
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+    def call(self) -> T:
+        return self._fn()
+
+    def finish(self, value: T) -> None:
+        self._value = value
+        self._done.set()
+
+    def fail(self, error: BaseException) -> None:
+        self._error = error
+        self._done.set()
 
 
 class ComputeThread:
-    """Start ``run`` with ``nursery.start``; jobs submitted after its end fail with EngineDead."""
+    """Not reusable: once :meth:`run` has ended, every job fails with EngineDead."""
 
-    def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[Job[Any] | None] = queue.SimpleQueue()
-        self._open: list[Job[Any]] = []  # submitted, not settled; oldest first
-        self._alive = False
+    def __init__(self, name: str = "compute") -> None:
+        self._name = name
+        self._queue: queue.SimpleQueue[Job[Any] | None] = queue.SimpleQueue()
+        self._outstanding: set[Job[Any]] = set()
+        self._stopping = False  # read by the thread before each job
+        self._ended = False
+        self._trio: trio.lowlevel.TrioToken | None = None
 
     @property
     def alive(self) -> bool:
-        return self._alive
+        """False once the thread has ended or was told to."""
+        return not (self._ended or self._stopping)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Until cancelled.  Raises EngineDead if the thread ends by itself."""
-        token = trio.lowlevel.current_trio_token()
-        self._alive = True
+        """Be the thread until :meth:`stop` or cancellation; ends after the job that is running.
+
+        Raises EngineDead, in a group, if the thread ended by itself.
+        """
+        assert self._trio is None, "a compute thread runs once"
+        self._trio = trio.lowlevel.current_trio_token()
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._stop_when_cancelled)
-                nursery.start_soon(self._thread, token)
+                nursery.start_soon(self._guard)
                 task_status.started()
+                # A limiter of its own: the thread never gives its place back.
+                await trio.to_thread.run_sync(
+                    self._loop, limiter=trio.CapacityLimiter(1), thread_name=self._name
+                )
+                nursery.cancel_scope.cancel()
         finally:
-            self._bury(EngineDead("the compute thread has ended"))
+            self._ended = True
+            outstanding, self._outstanding = self._outstanding, set()
+            for job in outstanding:
+                job.fail(self._death())
 
-    async def _thread(self, token: trio.lowlevel.TrioToken) -> None:
-        # Its own limiter: other users of worker threads must never be able to hold it up.
-        await trio.to_thread.run_sync(
-            self._loop, token, abandon_on_cancel=False, limiter=trio.CapacityLimiter(1)
-        )
-
-    async def _stop_when_cancelled(self) -> None:
-        """The wait for the thread cannot be cancelled, so the thread is asked to end."""
-        try:
-            await trio.sleep(math.inf)
-        finally:
-            self._jobs.put(None)
-
-    def _loop(self, token: trio.lowlevel.TrioToken) -> None:
-        """The compute thread's life."""
-        while True:
-            job = self._jobs.get()
-            if job is None:
-                return
-            result = job.execute()
-            try:
-                token.run_sync_soon(self._settle, job, result)
-            except trio.RunFinishedError:
-                return
-            if isinstance(result, outcome.Error) and not isinstance(result.error, Exception):
-                raise EngineDead("the compute thread was interrupted") from result.error
-            del job, result  # neither arrays nor tracebacks live until the next job
-
-    def submit(self, call: Callable[[], T]) -> Job[T]:
-        """Queue ``call``; jobs run in order, one at a time.  Never blocks.  Raises EngineDead."""
-        if not self._alive:
-            raise EngineDead("the compute thread has ended")
-        job = Job(call)
-        self._open.append(job)
-        self._jobs.put(job)
+    def submit(self, fn: Callable[[], T]) -> Job[T]:
+        """Queue ``fn`` behind all earlier jobs.  Never blocks."""
+        job = Job(fn)
+        if self._ended or self._stopping:
+            job.fail(self._death())
+            return job
+        self._outstanding.add(job)
+        self._queue.put(job)
         return job
 
-    async def run_job(self, call: Callable[[], T]) -> T:
+    async def run_job(self, fn: Callable[[], T]) -> T:
         """Submit and wait.  If the wait is cancelled the job still runs to its end."""
-        return await self.submit(call).wait()
+        return await self.submit(fn).wait()
 
-    def _settle(self, job: Job[Any], result: outcome.Outcome[Any]) -> None:
-        if job in self._open:
-            self._open.remove(job)
-        job.settle(result)
+    def stop(self) -> None:
+        """End after the running job; queued jobs fail with EngineDead."""
+        self._stopping = True
+        self._queue.put(None)
 
-    def _bury(self, error: EngineDead) -> None:
-        self._alive = False
-        while self._open:
-            self._open.pop(0).settle(outcome.Error(error))
+    async def _guard(self) -> None:
+        # The wait for the thread cannot be cancelled, so this task turns cancellation into a stop.
+        try:
+            await trio.sleep_forever()
+        finally:
+            self.stop()
+
+    def _death(self) -> EngineDead:
+        return EngineDead(f"the {self._name} thread has ended")
+
+    def _loop(self) -> None:
+        """Runs on the thread.  Anything but an ordinary exception of a job ends it."""
+        while True:
+            job = self._queue.get()
+            if job is None or self._stopping:
+                return
+            try:
+                value = job.call()
+            except Exception as error:  # handed to the waiter, nothing is swallowed
+                self._post(job, None, error)
+                del error
+            except BaseException as error:  # SystemExit and the like are not a job's own affair
+                raise self._death() from error
+            else:
+                self._post(job, value, None)
+                del value
+            del job  # while it waits, the thread holds nothing of the last job
+
+    def _post(self, job: Job[Any], value: Any, error: Exception | None) -> None:
+        assert self._trio is not None
+        self._trio.run_sync_soon(self._settle, job, value, error)
+
+    def _settle(self, job: Job[Any], value: Any, error: Exception | None) -> None:
+        if job not in self._outstanding:
+            return  # the run has ended meanwhile and failed it
+        self._outstanding.remove(job)
+        if error is None:
+            job.finish(value)
+        else:
+            job.fail(error)

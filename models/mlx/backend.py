@@ -1,156 +1,284 @@
-"""The MLX backend: mlx-lm's models and caches, driven one step plan at a time."""
+"""Engine steps on an mlx-lm model: continuous batching, chunked prefill, sampling."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Final
 
 import mlx.core as mx
-import mlx.nn as nn
-from mlx_lm.models.cache import make_prompt_cache
 
 from models.engine import EngineInfo, PrefillChunk, StepPlan, StepResult
-from models.mlx.batch import DecodeBatch, Row
-from models.mlx.head import last_logits
-from models.mlx.kv import Caches, bytes_per_token, can_batch, state_arrays
-from models.mlx.sampler import BatchSampler
+from models.mlx.batching import (
+    Caches,
+    DecodeBatch,
+    Row,
+    arrays_of,
+    can_batch,
+    new_caches,
+    remember,
+)
+from models.mlx.head import LastPositionHead
+from models.mlx.memory import kv_budget, kv_bytes_per_token
+from models.mlx.sampler import BatchSampler, check_params
+from models.sampling import SamplingParams
 
-BROKEN_LOGITS = "the model gave logits that are not numbers"
+# Steps between two returns of unused memory to the system.
+CLEAR_EVERY: Final = 512
+NOT_FINITE: Final = "the model's output is not a finite number"
+
+Note = str | int | float | bool | None
 
 
-@dataclass(slots=True)
-class _Prompt:
-    """A sequence whose prompt is being evaluated."""
+@dataclass(slots=True, kw_only=True)
+class _Sequence:
+    """``caches`` is None while the sequence is a row of the decode batch.
 
-    caches: Caches
+    ``length`` counts the cached tokens outside the batch.  ``token`` is the last drawn one, the
+    input of the next decode; ``sampling`` is set once the prompt is complete.
+    """
+
+    caches: Caches | None
     length: int = 0
+    token: int = -1
+    sampling: SamplingParams | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class _Decode:
+    """One decode of the whole batch, built and perhaps not started.
+
+    ``drawn`` is [B], -1 for a failed row; ``tokens`` [B] is the input of the decode after it.
+    ``undo`` takes the building back.
+    """
+
+    drawn: mx.array
+    tokens: mx.array
+    undo: Callable[[], None] | None
 
 
 class MLXBackend:
-    """Implements :class:`models.backend.Backend`.  Everything happens on the calling thread."""
+    """Implements Backend.  Made, used and closed on one thread, which owns the model's arrays.
+
+    ``kv_budget_bytes`` None takes what the machine has left.
+    """
 
     def __init__(
         self,
-        model: nn.Module,
+        model: Any,
         *,
-        model_type: str,
         vocab_size: int,
         context_length: int,
+        model_type: str = "",
+        notes: Mapping[str, Note] | None = None,
         kv_budget_bytes: int | None = None,
-        notes: Mapping[str, str | int | float | bool | None] | None = None,
     ) -> None:
         self._model = model
-        self._last_logits = last_logits(model)
-        caches = self._probe()
+        self._head = LastPositionHead(model)
+        self._sequences: dict[int, _Sequence] = {}
+        self._batch = DecodeBatch()
+        self._sampler: BatchSampler | None = None  # of the batch as it is
+        self._tokens: mx.array | None = None  # [B], the inputs of the next decode
+        self._ahead: _Decode | None = None
+        self._steps = 0
+        probe = new_caches(model)
+        mx.eval(self._head(model, mx.array([[0, 0]]), probe), arrays_of(probe))
         self._info = EngineInfo(
-            model_type=model_type,
+            model_type=model_type or str(getattr(model, "model_type", "unknown")),
             vocab_size=vocab_size,
             context_length=context_length,
-            kv_bytes_per_token=bytes_per_token(caches),
-            kv_budget_bytes=kv_budget_bytes,
-            max_batch=None if can_batch(make_prompt_cache(model)) else 1,
-            notes=notes or {},
+            kv_bytes_per_token=kv_bytes_per_token(probe),
+            kv_budget_bytes=kv_budget() if kv_budget_bytes is None else kv_budget_bytes,
+            max_batch=None if can_batch(probe) else 1,
+            notes=dict(notes or {}),
         )
-        self._batch = DecodeBatch(model, vocab_size)
-        self._prompts: dict[int, _Prompt] = {}
-        self._rows: dict[int, Row] = {}
-
-    def _probe(self) -> Caches:
-        """Run two tokens through the model, which also warms it up."""
-        caches: Caches = make_prompt_cache(self._model)
-        mx.eval(self._last_logits(mx.array([[0, 0]], mx.int32), caches))
-        return caches
 
     @property
     def info(self) -> EngineInfo:
         return self._info
 
     def step(self, plan: StepPlan) -> StepResult:
-        self._drop(plan.drop)
+        """See models.engine.StepPlan.  Any exception leaves the backend in need of a reset."""
+        begin = time.perf_counter()
         tokens: dict[int, int] = {}
         failed: dict[int, str] = {}
-        started = time.perf_counter()
-        if plan.decode:
-            rows = [self._rows[sequence_id] for sequence_id in plan.decode]
-            for row, token in zip(rows, self._batch.step(rows), strict=True):
-                self._settle(row.sequence_id, token, tokens, failed)
+        for sequence_id in plan.drop:
+            del self._sequences[sequence_id]
+        drawn = self._start_decode(plan)
+        # Graphs are built while the decode runs, and evaluated after it.
+        prompts = [self._build_chunk(chunk, failed) for chunk in plan.prefill]
+        if plan.decode and not any(chunk.sampling for chunk in plan.prefill):
+            self._ahead = self._build_decode()
+        if drawn is not None:
+            self._finish_decode(plan.decode, drawn, tokens, failed)
         decoded = time.perf_counter()
-        for chunk in plan.prefill:
-            token_or_none = self._prefill(chunk)
-            if token_or_none is not None:
-                self._settle(chunk.sequence_id, token_or_none, tokens, failed)
-        if failed:
-            self._drop(tuple(failed))
+        for chunk, outputs in zip(plan.prefill, prompts, strict=True):
+            self._finish_chunk(chunk, outputs, tokens, failed)
+        self._steps += 1
+        if self._steps % CLEAR_EVERY == 0:
+            mx.clear_cache()
         return StepResult(
             step=plan.step,
             tokens=tokens,
             failed=failed,
-            decode_s=decoded - started,
-            prefill_s=time.perf_counter() - decoded,
+            decode_s=decoded - begin if plan.decode else 0.0,
+            prefill_s=time.perf_counter() - decoded if plan.prefill else 0.0,
         )
-
-    @staticmethod
-    def _settle(
-        sequence_id: int, token: int, tokens: dict[int, int], failed: dict[int, str]
-    ) -> None:
-        if token < 0:
-            failed[sequence_id] = BROKEN_LOGITS
-        else:
-            tokens[sequence_id] = token
-
-    def _prefill(self, chunk: PrefillChunk) -> int | None:
-        """Evaluate one chunk; the drawn token if it ends the prompt."""
-        if chunk.start == 0:
-            self._prompts[chunk.sequence_id] = _Prompt(make_prompt_cache(self._model))
-        prompt = self._prompts[chunk.sequence_id]
-        assert prompt.length == chunk.start, (prompt.length, chunk.start)
-        assert chunk.start + len(chunk.tokens) <= self._info.context_length
-        ids = mx.array([chunk.tokens], mx.int32)
-        prompt.length += len(chunk.tokens)
-        if chunk.sampling is None:
-            # The logits are never evaluated, so the output head costs nothing.
-            self._model(ids, cache=prompt.caches)
-            mx.eval(state_arrays(prompt.caches))
-            return None
-        logits = self._last_logits(ids, prompt.caches)
-        drawn = BatchSampler([chunk.sampling], self._info.vocab_size).draw(logits, [0])
-        mx.eval(drawn, state_arrays(prompt.caches))
-        token = cast(list[int], drawn.tolist())[0]
-        del self._prompts[chunk.sequence_id]
-        self._rows[chunk.sequence_id] = Row(
-            sequence_id=chunk.sequence_id,
-            sampling=chunk.sampling,
-            caches=prompt.caches,
-            length=prompt.length,
-            last_token=token,
-            drawn=1,
-        )
-        return token
-
-    def _drop(self, sequence_ids: tuple[int, ...]) -> None:
-        if not sequence_ids:
-            return
-        for sequence_id in sequence_ids:
-            self._prompts.pop(sequence_id, None)
-            self._rows.pop(sequence_id, None)
-        self._batch.forget(set(sequence_ids))
 
     def reset(self) -> None:
-        self._batch.clear()
-        self._prompts.clear()
-        self._rows.clear()
+        self._sequences.clear()
+        self._batch = DecodeBatch()
+        self._sampler = self._tokens = self._ahead = None
         mx.clear_cache()
 
     def close(self) -> None:
         self.reset()
+        self._model = None
 
-    @property
-    def sequences(self) -> frozenset[int]:
-        """Sequences that hold a cache, for tests."""
-        return frozenset(self._prompts) | frozenset(self._rows)
+    # -- decode
 
-    def memory(self) -> dict[str, Any]:
-        """Bytes in use and cached by MLX's allocator."""
-        return {"active": mx.get_active_memory(), "cache": mx.get_cache_memory()}
+    def _start_decode(self, plan: StepPlan) -> mx.array | None:
+        """Start one step of all planned rows; [B] tokens by row, -1 for a failed row."""
+        self._arrange(plan.decode)
+        if not plan.decode:
+            # Unevaluated, rebuilt caches would keep the old ones.
+            mx.eval(arrays_of(self._batch.caches))
+            return None
+        assert max(self._batch.lengths) < self._info.context_length, (
+            "a sequence outgrew the context"
+        )
+        decode = self._ahead or self._build_decode()
+        self._ahead = decode.undo = None  # so that caches are updated in place
+        self._batch.advance()
+        self._tokens = decode.tokens
+        mx.async_eval(decode.drawn, decode.tokens)  # type: ignore[no-untyped-call]
+        return decode.drawn
+
+    def _build_decode(self) -> _Decode:
+        """Build the next decode of the batch as it is, without starting it.
+
+        This takes a few per cent of a step, so it is done for the step after the running one; if
+        the batch then changes after all, it is taken back.
+        """
+        batch = self._batch
+        if self._sampler is None or self._tokens is None:
+            rows = [self._sequences[sequence_id] for sequence_id in batch.ids]
+            settings = [row.sampling for row in rows if row.sampling is not None]
+            assert len(settings) == len(rows), "only complete prompts can decode"
+            self._sampler = BatchSampler(settings, self._info.vocab_size)
+            self._tokens = mx.array([row.token for row in rows], dtype=mx.uint32)
+        undo = remember(batch.caches)
+        logits = self._model(self._tokens[:, None], cache=batch.caches)[:, -1, :]
+        # The token at hand will be cached, and the drawn one stands behind it.
+        tokens = self._sampler.draw(logits, [length + 1 for length in batch.lengths])
+        return _Decode(drawn=_checked(logits, tokens), tokens=tokens, undo=undo)
+
+    def _composition_changes(self) -> None:
+        if self._ahead is not None and self._ahead.undo is not None:
+            self._ahead.undo()
+        self._sampler = self._tokens = self._ahead = None
+
+    def _arrange(self, decode: tuple[int, ...]) -> None:
+        """Make the batch hold exactly the planned rows.  Others are kept outside (parked)."""
+        batch = self._batch
+        planned = set(decode)
+        assert len(planned) == len(decode), "a sequence is planned twice"
+        dropped = [row for row in batch.ids if row not in self._sequences]
+        parked = []
+        if decode:
+            parked = [row for row in batch.ids if row in self._sequences and row not in planned]
+        present = set(batch.ids)
+        join: list[Row] = []
+        for sequence_id in decode:
+            if sequence_id in present:
+                continue
+            sequence = self._sequences[sequence_id]
+            assert sequence.caches is not None
+            join.append(
+                Row(sequence_id=sequence_id, caches=sequence.caches, length=sequence.length)
+            )
+        if not (dropped or parked or join):
+            return
+        self._composition_changes()
+        for row in batch.take_out(parked):
+            self._sequences[row.sequence_id].caches = row.caches
+            self._sequences[row.sequence_id].length = row.length
+        batch.change(leave={*dropped, *parked}, join=join)
+        for row in join:
+            self._sequences[row.sequence_id].caches = None
+
+    def _finish_decode(
+        self,
+        decode: tuple[int, ...],
+        drawn: mx.array,
+        tokens: dict[int, int],
+        failed: dict[int, str],
+    ) -> None:
+        values: Any = drawn.tolist()
+        by_id: dict[int, int] = dict(zip(self._batch.ids, values, strict=True))
+        for sequence_id in decode:
+            token = by_id[sequence_id]
+            if token < 0:
+                failed[sequence_id] = NOT_FINITE
+                del self._sequences[sequence_id]
+            else:
+                self._sequences[sequence_id].token = tokens[sequence_id] = token
+        lost = [sequence_id for sequence_id in decode if sequence_id in failed]
+        if lost:
+            self._composition_changes()
+            self._batch.change(leave=lost, poisoned=True)
+            mx.eval(arrays_of(self._batch.caches))
+
+    # -- prefill
+
+    def _build_chunk(self, chunk: PrefillChunk, failed: dict[int, str]) -> list[mx.array]:
+        """The arrays to evaluate; for the end of a prompt the drawn token ([1]) comes first."""
+        if chunk.sampling is not None and (fault := check_params(chunk.sampling)) is not None:
+            self._sequences.pop(chunk.sequence_id, None)
+            failed[chunk.sequence_id] = fault
+            return []
+        if chunk.start == 0:
+            assert chunk.sequence_id not in self._sequences, "the sequence exists already"
+            self._sequences[chunk.sequence_id] = _Sequence(caches=new_caches(self._model))
+        sequence = self._sequences[chunk.sequence_id]
+        caches = sequence.caches
+        assert caches is not None
+        assert sequence.sampling is None, "the prompt is complete already"
+        assert chunk.tokens, "a chunk must have tokens"
+        assert sequence.length == chunk.start, "a chunk does not continue its sequence"
+        sequence.length += len(chunk.tokens)
+        assert sequence.length <= self._info.context_length, "a prompt outgrew the context"
+        logits = self._head(self._model, mx.array([chunk.tokens], dtype=mx.uint32), caches)
+        if chunk.sampling is None:
+            return arrays_of(caches)  # the logits are never computed
+        sequence.sampling = chunk.sampling
+        sampler = BatchSampler([chunk.sampling], self._info.vocab_size)
+        token = sampler.draw(logits, [sequence.length])
+        return [_checked(logits, token), *arrays_of(caches)]
+
+    def _finish_chunk(
+        self,
+        chunk: PrefillChunk,
+        outputs: list[mx.array],
+        tokens: dict[int, int],
+        failed: dict[int, str],
+    ) -> None:
+        if not outputs:
+            return
+        mx.eval(outputs)
+        if chunk.sampling is None:
+            return
+        values: Any = outputs[0].tolist()
+        token = int(values[0])
+        if token < 0:
+            failed[chunk.sequence_id] = NOT_FINITE
+            del self._sequences[chunk.sequence_id]
+        else:
+            self._sequences[chunk.sequence_id].token = tokens[chunk.sequence_id] = token
+
+
+def _checked(logits: mx.array, tokens: mx.array) -> mx.array:
+    """[B] tokens as int32, -1 where the chosen logit is not finite: one transfer for both."""
+    chosen = mx.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0]
+    return mx.where(mx.isfinite(chosen), tokens.astype(mx.int32), -1)

@@ -83,9 +83,19 @@ def swiglu(gate: mx.array, x: mx.array) -> mx.array:
 
 def install(model: nn.Module) -> None:
     """Use both in the modules that define ``model``'s layers.  Idempotent."""
+    _exchange(model, _original_attention, attention)
+    _exchange(model, _original_swiglu, swiglu)
+
+
+def uninstall(model: nn.Module) -> None:
+    """Use the originals again, for comparisons."""
+    _exchange(model, attention, _original_attention)
+    _exchange(model, swiglu, _original_swiglu)
+
+
+def _exchange(model: nn.Module, old: Callable[..., mx.array], new: Callable[..., mx.array]) -> None:
     for name in {type(module).__module__ for module in model.modules()}:
         namespace = vars(sys.modules[name])
-        if namespace.get("scaled_dot_product_attention") is _original_attention:
-            namespace["scaled_dot_product_attention"] = attention
-        if namespace.get("swiglu") is _original_swiglu:
-            namespace["swiglu"] = swiglu
+        for key, value in list(namespace.items()):
+            if value is old:
+                namespace[key] = new

@@ -1,56 +1,49 @@
-"""Logits of a prompt's last position without the output head over all the others.
+"""Computing the output head for the last position only, in any mlx-lm architecture.
 
-mlx-lm's models return logits for every position; over a long prompt most of that work is for
-nothing.  Most of them are a body (``model.model``) and a head, which can be called apart.  Whether
-that gives the same logits is tried out once, at load.
+The head is a product with a [vocabulary, width] matrix; over a prompt chunk it costs as much as
+many layers, and nobody reads the logits of any position but the last.  mlx-lm's models call their
+head as ``lm_head`` or, where it is shared with the embedding, as ``as_linear``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
-import mlx.core as mx
-import mlx.nn as nn
-from mlx_lm.models.cache import make_prompt_cache
-
-#: token ids [1, n] and caches -> logits [1, V] of the last position
-LastLogits = Callable[[mx.array, list[Any]], mx.array]
+HEAD: Final = "lm_head"
+# Inside a layer these names mean something else.
+TOP_LEVEL_HEADS: Final = ("output", "embed_out")
 
 
-def last_logits(model: nn.Module) -> LastLogits:
-    head = _head(model)
-    if head is not None and _agrees(model, head):
-        body = model.model
+class LastPositionHead:
+    """While ``on``, the model's logits are [B, 1, V]; they stay [B, n, V] where no head is found.
 
-        def split(ids: mx.array, caches: list[Any]) -> mx.array:
-            return head(body(ids, cache=caches)[:, -1:, :])[:, -1, :]
+    The model's parameters keep their names: only the classes of two modules are replaced by
+    subclasses.
+    """
 
-        return split
+    def __init__(self, model: Any) -> None:
+        self.on = False
+        for name, module in model.named_modules():
+            if hasattr(module, "as_linear"):
+                module.__class__ = self._narrowed(type(module), "as_linear")
+            elif name.rpartition(".")[2] == HEAD or name in TOP_LEVEL_HEADS:
+                module.__class__ = self._narrowed(type(module), "__call__")
 
-    def whole(ids: mx.array, caches: list[Any]) -> mx.array:
-        logits: mx.array = model(ids, cache=caches)
+    def __call__(self, model: Any, inputs: Any, caches: list[Any]) -> Any:
+        """Run the model; [B, n] tokens -> [B, V] logits of the last position."""
+        self.on = True
+        try:
+            logits = model(inputs, cache=caches)
+        finally:
+            self.on = False
         return logits[:, -1, :]
 
-    return whole
+    def _narrowed(self, base: type, method: str) -> type:
+        original = getattr(base, method)
 
+        def last_only(module: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+            if self.on and x.ndim == 3 and x.shape[1] > 1:
+                x = x[:, -1:, :]
+            return original(module, x, *args, **kwargs)
 
-def _head(model: nn.Module) -> Callable[[mx.array], mx.array] | None:
-    body = getattr(model, "model", None)
-    if not isinstance(body, nn.Module):
-        return None
-    head = getattr(model, "lm_head", None)
-    if isinstance(head, nn.Module):
-        return head
-    embedding = getattr(body, "embed_tokens", None)
-    return embedding.as_linear if isinstance(embedding, nn.Embedding) else None
-
-
-def _agrees(model: nn.Module, head: Callable[[mx.array], mx.array]) -> bool:
-    ids = mx.array([[0, 1, 2]], mx.int32)
-    want = model(ids, cache=make_prompt_cache(model))[:, -1, :]
-    try:
-        got = head(model.model(ids, cache=make_prompt_cache(model))[:, -1:, :])[:, -1, :]
-    except (TypeError, AttributeError, ValueError, IndexError):
-        return False  # another signature: this architecture is not split
-    return bool(got.shape == want.shape) and bool(mx.allclose(got, want, 1e-4, 1e-5).item())
+        return type(base.__name__, (base,), {method: last_only})

@@ -7,10 +7,6 @@ from models.mlx.blas import prepare_blas
 from models.source import ModelSource
 from models.text_model import TextModel
 
-#: Share of the memory that is free after the load which KV caches may take; the rest is for
-#: activations, the HTTP side and whatever else runs on the machine.
-KV_SHARE = 0.6
-
 
 def load_backend(
     source: ModelSource, *, cpu_dtype: str, threads: int | None
@@ -19,20 +15,18 @@ def load_backend(
     blas = prepare_blas(threads)
     # Only now: the BLAS has to be there when MLX is first imported.
     from models.mlx.backend import MLXBackend
-    from models.mlx.weights import available_memory, load_model
+    from models.mlx.weights import load_model
 
     loaded = load_model(source, cpu_dtype=cpu_dtype)  # type: ignore[arg-type]
     if loaded.notes["device"] == "cpu":
         from models.mlx import cpu_math
 
         cpu_math.install(loaded.model)
-    free = available_memory()
     backend = MLXBackend(
         loaded.model,
         model_type=str(loaded.config.get("model_type", "unknown")),
         vocab_size=loaded.text.vocab_size,
         context_length=loaded.text.context_length,
-        kv_budget_bytes=None if free is None else int(free * KV_SHARE),
         notes={
             **loaded.notes,
             "blas": blas.library,

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tools.tiny_model import build_tiny_model
 
 from tests.e2e.server import Server, read_until, reset, running
+from tools.tiny_model import build_tiny_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.mlx]
 

@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from models.engine import EngineInfo
 from runtime.config import ConfigError, ServerConfig, load_config
 from runtime.settings_table import SETTINGS
+from tests.e2e.server import run_to_end
 from tools.settings_doc import PAGE, render
 
 
@@ -139,9 +137,7 @@ def test_the_settings_page_is_up_to_date() -> None:
 
 
 def test_every_flag_is_in_help() -> None:
-    out = subprocess.run(
-        [sys.executable, "-m", "runtime.serve", "--help"], capture_output=True, text=True
-    )
+    out = run_to_end("--help")
     assert out.returncode == 0
     for setting in SETTINGS:
         for flag in setting.flags:
