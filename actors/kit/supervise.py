@@ -84,12 +84,12 @@ class Supervisor:
 
         Raises SupervisionFailed when it crashed too often, or at once when the crash contains an
         exception of a ``fatal`` type.  Cancellation and KeyboardInterrupt pass through, also when
-        they come in one group with a crash; the crash is logged all the same.
+        they come in one group with a crash: that crash is logged and, unless it is fatal, dropped.
         """
         window = RestartWindow(self._policy)
         self._restarts.setdefault(name, 0)
         while True:
-            crash = await _run_once(name, child)
+            crash = await _run_once(name, child, fatal)
             if crash is None:
                 return
             self._journal.record(name, "crashed", name)
@@ -110,7 +110,9 @@ class Supervisor:
         raise SupervisionFailed(name, why) from crash
 
 
-async def _run_once(name: str, child: Callable[[], Awaitable[None]]) -> Exception | None:
+async def _run_once(
+    name: str, child: Callable[[], Awaitable[None]], fatal: tuple[type[BaseException], ...]
+) -> Exception | None:
     """The crash that ended one run, or None if it ended by itself."""
     try:
         await child()
@@ -119,12 +121,20 @@ async def _run_once(name: str, child: Callable[[], Awaitable[None]]) -> Exceptio
         return crash
     except BaseExceptionGroup as group:
         # Holds something that is not an Exception (Cancelled, KeyboardInterrupt): not ours to keep.
-        crashes, others = group.split(Exception)
-        if crashes is None or others is None:
-            raise
-        log.error("%s crashed while it was being stopped", name, exc_info=crashes)
-        raise others from None
+        crashes = group.subgroup(Exception)
+        if crashes is not None:
+            log.error("%s crashed while it was being stopped", name, exc_info=crashes)
+        outlives = group.subgroup(lambda error: _outlives_a_stop(error, fatal))
+        assert outlives is not None
+        raise outlives from None
     return None
+
+
+def _outlives_a_stop(error: BaseException, fatal: tuple[type[BaseException], ...]) -> bool:
+    """Fatal crashes do: the process then has to end otherwise than it was going to."""
+    if isinstance(error, BaseExceptionGroup):
+        return False  # look inside
+    return isinstance(error, fatal) or not isinstance(error, Exception)
 
 
 def contains(error: BaseException, types: tuple[type[BaseException], ...]) -> bool:

@@ -95,3 +95,20 @@ def test_a_step_that_fails_while_the_server_is_stopped_does_not_escape() -> None
     result = run_plan(plan)
     check_all(result.run)
     assert ends_of(result, "runs") == ["failed engine_error"]
+
+
+def test_only_the_fatal_part_of_a_crash_outlives_a_drain() -> None:
+    """The queue crashes while a step hangs, and the drain ends before the step is given up."""
+    plan = WorldPlan(
+        seed=1,
+        limits=Limits(max_slots=2, slot_context_tokens=64, step_timeout_s=2.0, drain_s=0.5),
+        clients=(client("runs", 0.0), client("crashes", 0.1)),
+        ending=Ending.DRAIN,
+        ends_s=0.2,
+        engine=EngineFaults(hanging=2),
+        crashes={"prefill.after_reserve": (2,)},
+    )
+    result = run_plan(plan)
+    check_all(result.run)
+    assert ends_of(result, "runs") == ["failed engine_dead"]
+    assert ends_of(result, "crashes") == ["failed engine_dead"]

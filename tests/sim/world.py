@@ -24,7 +24,7 @@ from actors.kit.supervise import SupervisionFailed
 from actors.offload import inline_offload
 from actors.phase import Phase, PhaseCell
 from actors.ports import ServedModel
-from models.engine import EngineError
+from models.engine import EngineDead, EngineError
 from models.scripted import EngineFaults, ScriptedEngine
 from models.scripted_text import VOCAB_SIZE, ScriptedTextModel
 from runtime.lifecycle import Lifecycle
@@ -138,7 +138,7 @@ class World:
                 task_status.started()
                 await self._wait_for_end()
                 nursery.cancel_scope.cancel()
-        except* SupervisionFailed:
+        except* (SupervisionFailed, EngineDead):
             pass
         self._lifecycle.enter(Phase.STOPPED)
         self._journal.record(NAME, "ended")
@@ -154,7 +154,9 @@ class World:
         match plan.ending:
             case Ending.IDLE:
                 await self._clients_done.wait()
-                await trio.sleep(plan.limits.sweep_s * 2 + plan.max_step_s)
+                limits = plan.limits
+                settle_s = limits.sweep_s * 2 + plan.max_step_s + limits.restart_backoff_max_s
+                await trio.sleep(settle_s)  # the engine of a crashed pipeline is reset by then
                 self._probe_idle()
             case Ending.DRAIN:
                 await trio.sleep_until(plan.ends_s)
