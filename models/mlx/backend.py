@@ -18,6 +18,7 @@ from models.mlx.batching import (
     can_batch,
     new_caches,
     remember,
+    share_offsets,
 )
 from models.mlx.head import LastPositionHead
 from models.mlx.memory import kv_budget, kv_bytes_per_token
@@ -170,6 +171,7 @@ class MLXBackend:
             self._tokens = mx.array([row.token for row in rows], dtype=mx.uint32)
         undo = remember(batch.caches)
         logits = self._model(self._tokens[:, None], cache=batch.caches)[:, -1, :]
+        share_offsets(batch.caches)
         # The token at hand will be cached, and the drawn one stands behind it.
         tokens = self._sampler.draw(logits, [length + 1 for length in batch.lengths])
         return _Decode(drawn=_checked(logits, tokens), tokens=tokens, undo=undo)

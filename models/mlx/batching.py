@@ -56,6 +56,19 @@ def arrays_of(caches: Caches) -> list[mx.array]:
     return found
 
 
+def share_offsets(caches: Caches) -> None:
+    """Let all layers use one array of offsets, after a step in which each made its own.
+
+    They hold the same numbers; with one array each step adds to it once, and whatever is derived
+    from it is derived once.
+    """
+    first = caches[0]
+    if type(first) is BatchKVCache:
+        for cache in caches[1:]:
+            if type(cache) is BatchKVCache:
+                cache.offset = first.offset
+
+
 def remember(caches: Caches) -> Callable[[], None]:
     """A function that puts the caches back to what they are now.
 

@@ -19,9 +19,10 @@ def load_backend(
 
     loaded = load_model(source, cpu_dtype=cpu_dtype)  # type: ignore[arg-type]
     if loaded.notes["device"] == "cpu":
-        from models.mlx import cpu_math
+        from models.mlx import cpu_math, rope
 
         cpu_math.install(loaded.model)
+        rope.install(loaded.model, loaded.text.context_length)
     backend = MLXBackend(
         loaded.model,
         model_type=str(loaded.config.get("model_type", "unknown")),
