@@ -55,7 +55,7 @@ class RopeTables:
         return cos, sin
 
 
-class TableRoPE(nn.Module):
+class TableRoPE(nn.Module):  # type: ignore[misc]
     """Stands in for one ``nn.RoPE``; what the tables do not cover goes to the original.
 
     That is: other dtypes, a rotation of a part of the head, positions behind the context.
@@ -72,7 +72,8 @@ class TableRoPE(nn.Module):
         count = x.shape[-2]
         beyond = not isinstance(offset, mx.array) and offset + count > tables.positions
         if x.dtype != mx.float32 or x.ndim != 4 or x.shape[-1] != tables.width or beyond:
-            return self._original(x, offset=offset)
+            plain: mx.array = self._original(x, offset=offset)
+            return plain
         cos, sin = tables.rows(offset, count)
         return x * cos + tables.swap(x) * sin
 
