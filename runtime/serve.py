@@ -182,14 +182,19 @@ class Server:
             # The heap is large now and stays: full collections would only stall the event loop.
             gc.collect()
             gc.freeze()
+            self._monitor.reset()
             self._lifecycle.enter(Phase.READY)
             log.info("ready", extra={"fields": _summary(loaded)})
             await self._lifecycle.drain_requested.wait()
             left = await self._lifecycle.drain(self._tree.ports.places, loaded.limits.drain_s)
+            forced = self._lifecycle.stop_requested.is_set()
+            code = EXIT_FORCED if forced else EXIT_OK
             if left:
                 log.warning("ending %d requests that are still inside", left)
+            # The DecodeLoop waits for the step in flight, and that one may never end.
+            arm_last_resort(code, HTTP_CLOSE_S + EXIT_GRACE_S)
             actors.cancel_scope.cancel()
-        return EXIT_FORCED if self._lifecycle.stop_requested.is_set() else EXIT_OK
+        return code
 
     async def _run_tree(self, *, task_status: trio.TaskStatus[None]) -> None:
         try:
