@@ -11,7 +11,8 @@ from pydantic import BaseModel, ConfigDict
 
 from actors.limits import Limits
 from models.engine import EngineInfo
-from runtime.settings_table import SETTINGS, Setting
+from runtime.setting_types import Setting
+from runtime.settings_table import SETTINGS
 
 PROG = "mlxcel-server"
 MIN_SLOT_CONTEXT = 512

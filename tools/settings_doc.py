@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 from runtime.config import MIN_SLOT_CONTEXT
-from runtime.settings_table import SETTINGS, Setting
+from runtime.setting_types import Setting
+from runtime.settings_table import SETTINGS
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "settings.md"
 
