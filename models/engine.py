@@ -75,7 +75,8 @@ class StepPlan:
 class StepResult:
     """What a step drew.
 
-    ``tokens`` maps sequence id -> token id, for decode rows and finished prompts, in plan order.
+    ``tokens`` maps sequence id -> token id, for decode rows and finished prompts, in plan order.  A
+    decode row may be left out in the step in which it joins the others; it is simply planned again.
     ``failed`` maps sequence id -> a reason for the log: that sequence alone is lost (its cache is
     already freed), the others are not.  Times are seconds spent in the two parts.
     """

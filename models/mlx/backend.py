@@ -27,6 +27,10 @@ from models.sampling import SamplingParams
 
 # Steps between two returns of unused memory to the system.
 CLEAR_EVERY: Final = 512
+# Decodes shorter than this run ahead of the plan: what that can waste stays below it.
+RUN_AHEAD_S: Final = 0.010
+# A shorter wait does not show whether the decode ended just now.
+MEASURABLE_S: Final = 0.0001
 NOT_FINITE: Final = "the model's output is not a finite number"
 
 Note = str | int | float | bool | None
@@ -37,12 +41,14 @@ class _Sequence:
     """``caches`` is None while the sequence is a row of the decode batch.
 
     ``length`` counts the cached tokens outside the batch.  ``token`` is the last drawn one, the
-    input of the next decode; ``sampling`` is set once the prompt is complete.
+    input of the next decode; ``waiting`` is the same token while nobody has been told of it.
+    ``sampling`` is set once the prompt is complete.
     """
 
     caches: Caches | None
     length: int = 0
     token: int = -1
+    waiting: int | None = None
     sampling: SamplingParams | None = None
 
 
@@ -62,7 +68,8 @@ class _Decode:
 class MLXBackend:
     """Implements Backend.  Made, used and closed on one thread, which owns the model's arrays.
 
-    ``kv_budget_bytes`` None takes what the machine has left.
+    ``kv_budget_bytes`` None takes what the machine has left.  Decodes that take less than
+    ``run_ahead_s`` are started before they are asked for.
     """
 
     def __init__(
@@ -74,6 +81,7 @@ class MLXBackend:
         model_type: str = "",
         notes: Mapping[str, Note] | None = None,
         kv_budget_bytes: int | None = None,
+        run_ahead_s: float = RUN_AHEAD_S,
     ) -> None:
         self._model = model
         self._head = LastPositionHead(model)
@@ -81,7 +89,11 @@ class MLXBackend:
         self._batch = DecodeBatch()
         self._sampler: BatchSampler | None = None  # of the batch as it is
         self._tokens: mx.array | None = None  # [B], the inputs of the next decode
-        self._ahead: _Decode | None = None
+        self._ahead: _Decode | None = None  # built for the step after the running one
+        self._running: _Decode | None = None  # started, not collected
+        self._started_s = 0.0
+        self._decode_s: float | None = None  # what a decode has been taking
+        self._run_ahead_s = run_ahead_s
         self._steps = 0
         probe = new_caches(model)
         mx.eval(self._head(model, mx.array([[0, 0]]), probe), arrays_of(probe))
@@ -106,16 +118,21 @@ class MLXBackend:
         failed: dict[int, str] = {}
         for sequence_id in plan.drop:
             del self._sequences[sequence_id]
-        drawn = self._start_decode(plan)
+        if self._running is None:
+            self._start_decode(plan.decode)
         # Graphs are built while the decode runs, and evaluated after it.
         prompts = [self._build_chunk(chunk, failed) for chunk in plan.prefill]
-        if plan.decode and not any(chunk.sampling for chunk in plan.prefill):
+        if self._running is not None and self._will_go_on(plan):
             self._ahead = self._build_decode()
-        if drawn is not None:
-            self._finish_decode(plan.decode, drawn, tokens, failed)
+        spent = self._collect(failed, begin)
+        for sequence_id in plan.decode:
+            self._hand_out(sequence_id, tokens)
+        if not plan.decode:
+            self._free_dropped()
         decoded = time.perf_counter()
         for chunk, outputs in zip(plan.prefill, prompts, strict=True):
             self._finish_chunk(chunk, outputs, tokens, failed)
+        self._run_ahead(plan)
         self._steps += 1
         if self._steps % CLEAR_EVERY == 0:
             mx.clear_cache()
@@ -123,14 +140,14 @@ class MLXBackend:
             step=plan.step,
             tokens=tokens,
             failed=failed,
-            decode_s=decoded - begin if plan.decode else 0.0,
+            decode_s=spent,
             prefill_s=time.perf_counter() - decoded if plan.prefill else 0.0,
         )
 
     def reset(self) -> None:
         self._sequences.clear()
         self._batch = DecodeBatch()
-        self._sampler = self._tokens = self._ahead = None
+        self._sampler = self._tokens = self._ahead = self._running = None
         mx.clear_cache()
 
     def close(self) -> None:
@@ -139,22 +156,42 @@ class MLXBackend:
 
     # -- decode
 
-    def _start_decode(self, plan: StepPlan) -> mx.array | None:
-        """Start one step of all planned rows; [B] tokens by row, -1 for a failed row."""
-        self._arrange(plan.decode)
-        if not plan.decode:
-            # Unevaluated, rebuilt caches would keep the old ones.
-            mx.eval(arrays_of(self._batch.caches))
-            return None
+    def _start_decode(self, planned: tuple[int, ...]) -> None:
+        """Start one decode of all planned rows that have no token waiting."""
+        rows = tuple(one for one in planned if self._sequences[one].waiting is None)
+        if not rows:
+            return
+        self._arrange(rows)
         assert max(self._batch.lengths) < self._info.context_length, (
             "a sequence outgrew the context"
         )
-        decode = self._ahead or self._build_decode()
+        self._start(self._ahead or self._build_decode())
+
+    def _start(self, decode: _Decode) -> None:
         self._ahead = decode.undo = None  # so that caches are updated in place
         self._batch.advance()
         self._tokens = decode.tokens
+        self._running, self._started_s = decode, time.perf_counter()
         mx.async_eval(decode.drawn, decode.tokens)  # type: ignore[no-untyped-call]
-        return decode.drawn
+
+    def _will_go_on(self, plan: StepPlan) -> bool:
+        """Whether the batch stays as it is, as far as this step can tell."""
+        if any(chunk.sampling for chunk in plan.prefill):
+            return False  # its sequence joins in the next step
+        return set(plan.decode) == set(self._batch.ids)
+
+    def _run_ahead(self, plan: StepPlan) -> None:
+        """Start the next decode before it is asked for, if it is a short one.
+
+        The way from one step's result to the next plan takes a part of a millisecond, in which the
+        device would stand still.  The price is at most one more decode of a row that ends or is
+        cancelled, hence the bound on its length.
+        """
+        ahead, cost = self._ahead, self._decode_s
+        if ahead is None or plan.prefill or cost is None or cost > self._run_ahead_s:
+            return
+        if max(self._batch.lengths) < self._info.context_length:
+            self._start(ahead)
 
     def _build_decode(self) -> _Decode:
         """Build the next decode of the batch as it is, without starting it.
@@ -210,27 +247,47 @@ class MLXBackend:
         for row in join:
             self._sequences[row.sequence_id].caches = None
 
-    def _finish_decode(
-        self,
-        decode: tuple[int, ...],
-        drawn: mx.array,
-        tokens: dict[int, int],
-        failed: dict[int, str],
-    ) -> None:
-        values: Any = drawn.tolist()
-        by_id: dict[int, int] = dict(zip(self._batch.ids, values, strict=True))
-        for sequence_id in decode:
-            token = by_id[sequence_id]
+    def _collect(self, failed: dict[int, str], begin: float) -> float:
+        """Wait for the decode that runs; its tokens wait in their sequences from then on.
+
+        Returns about how many seconds a decode takes; 0.0 if none ran.
+        """
+        decode, self._running = self._running, None
+        if decode is None:
+            return 0.0
+        waited_from = time.perf_counter()
+        values: Any = decode.drawn.tolist()
+        now = time.perf_counter()
+        # If it was over before, there is no telling when: the last measurement stands.
+        if self._decode_s is None or now - waited_from > MEASURABLE_S:
+            self._decode_s = now - max(self._started_s, begin - (self._decode_s or 0.0))
+        lost = []
+        for sequence_id, token in zip(self._batch.ids, values, strict=True):
+            sequence = self._sequences.get(sequence_id)
             if token < 0:
-                failed[sequence_id] = NOT_FINITE
-                del self._sequences[sequence_id]
-            else:
-                self._sequences[sequence_id].token = tokens[sequence_id] = token
-        lost = [sequence_id for sequence_id in decode if sequence_id in failed]
+                lost.append(sequence_id)
+                if self._sequences.pop(sequence_id, None) is not None:
+                    failed[sequence_id] = NOT_FINITE
+            elif sequence is not None:
+                sequence.token = sequence.waiting = token
         if lost:
             self._composition_changes()
             self._batch.change(leave=lost, poisoned=True)
             mx.eval(arrays_of(self._batch.caches))
+        return self._decode_s
+
+    def _hand_out(self, sequence_id: int, tokens: dict[int, int]) -> None:
+        """The waiting token of a planned row; a row that is to join the batch may have none yet."""
+        sequence = self._sequences.get(sequence_id)
+        if sequence is not None and sequence.waiting is not None:
+            tokens[sequence_id] = sequence.waiting
+            sequence.waiting = None
+
+    def _free_dropped(self) -> None:
+        """With nothing to decode, nothing else would make room."""
+        self._arrange(())
+        # Unevaluated, rebuilt caches would keep the old ones.
+        mx.eval(arrays_of(self._batch.caches))
 
     # -- prefill
 

@@ -113,8 +113,8 @@ class Server:
         return sum(1 for slot in self.get("/slots")[1] if slot["state"] != "idle")
 
     def idle(self) -> bool:
-        health = self.get("/health")[1]["batch"]
-        return health["active_sequences"] == 0 and health["queue_depth"] == 0
+        batch = self.get("/health")[1]["batch"]
+        return bool(batch["active_sequences"] == 0 and batch["queue_depth"] == 0)
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)

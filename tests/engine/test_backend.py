@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,7 +51,8 @@ class Sequence:
 class Crowd:
     """Drives a backend at random: joins, chunks, parked rows, drops at any step."""
 
-    def __init__(self, model: Any, backend: MLXBackend, seed: int) -> None:
+    def __init__(self, model: Any, backend: MLXBackend, seed: int, *, ahead: bool) -> None:
+        self.ahead = ahead  # decodes run ahead of the plan, so that a joining row may have to wait
         self.rng = random.Random(seed)
         self.model = model
         self.backend = backend
@@ -78,7 +80,10 @@ class Crowd:
         result = self.backend.step(plan)
         assert result.failed == {}
         drawing = rows + [chunk.sequence_id for chunk in chunks if chunk.sampling]
-        assert list(result.tokens) == drawing
+        if self.ahead:
+            assert set(result.tokens) <= set(drawing)
+        else:
+            assert list(result.tokens) == drawing
         for sequence_id, token in result.tokens.items():
             self.live[sequence_id].tokens.append(token)
 
@@ -107,9 +112,11 @@ class Crowd:
         return gone
 
 
+@pytest.mark.parametrize("ahead", [False, True], ids=["in step", "ahead"])
 @pytest.mark.parametrize("seed", range(2))
-def test_rows_of_a_changing_batch_equal_lone_sequences(model: Any, seed: int) -> None:
-    crowd = Crowd(model, make_backend(model), seed)
+def test_rows_of_a_changing_batch_equal_lone_sequences(model: Any, seed: int, ahead: bool) -> None:
+    backend = make_backend(model, run_ahead_s=float("inf") if ahead else 0.0)
+    crowd = Crowd(model, backend, seed, ahead=ahead)
     gone: list[int] = []
     for _ in range(120):
         if len(crowd.live) < 6 and crowd.rng.random() < 0.4:
@@ -117,6 +124,68 @@ def test_rows_of_a_changing_batch_equal_lone_sequences(model: Any, seed: int) ->
         crowd.step(gone)
         gone = crowd.reap()
     assert crowd.finished >= 10
+
+
+def ahead_of_two(model: Any) -> tuple[MLXBackend, dict[int, list[int]], dict[int, list[int]]]:
+    """A backend that decodes rows 1 and 2 and has started a decode that nobody asked for yet."""
+    backend = make_backend(model, run_ahead_s=float("inf"))
+    prompts = {key: prompt_of(key, 10 + key) for key in (1, 2)}
+    expected = {key: solo_tokens(model, prompt, 20) for key, prompt in prompts.items()}
+    got = {key: [prefill(backend, key, prompt).tokens[key]] for key, prompt in prompts.items()}
+    for _ in range(3):
+        add(got, decode(backend, 1, 2).tokens)
+    return backend, expected, got
+
+
+def add(got: dict[int, list[int]], tokens: Mapping[int, int]) -> None:
+    for key, token in tokens.items():
+        got.setdefault(key, []).append(token)
+
+
+def test_a_token_drawn_ahead_for_a_parked_row_is_kept(plain: Any) -> None:
+    backend, expected, got = ahead_of_two(plain)
+    for rows in [(1,)] * 4 + [(2,)] * 3 + [(1, 2)] * 5:
+        add(got, decode(backend, *rows).tokens)
+    for key in (1, 2):
+        assert got[key] == expected[key][: len(got[key])]
+        assert len(got[key]) >= 10
+
+
+def test_a_decode_that_ran_ahead_for_a_dropped_row_disturbs_nobody(plain: Any) -> None:
+    backend, expected, got = ahead_of_two(plain)
+    add(got, decode(backend, 1, drop=(2,)).tokens)
+    assert len(got[2]) == 4
+    for _ in range(6):
+        add(got, decode(backend, 1).tokens)
+    assert got[1] == expected[1][: len(got[1])]
+
+
+def test_a_newcomer_waits_at_most_for_the_decode_that_ran_ahead(plain: Any) -> None:
+    backend, expected, got = ahead_of_two(plain)
+    prompt = prompt_of(7, 12)
+    chunk = PrefillChunk(sequence_id=7, tokens=prompt, start=0, sampling=GREEDY)
+    add(got, backend.step(StepPlan(step=0, decode=(1, 2), prefill=(chunk,))).tokens)
+    for _ in range(4):
+        add(got, decode(backend, 1, 2, 7).tokens)
+    assert got[7] == solo_tokens(plain, prompt, 5)[: len(got[7])]
+    assert len(got[7]) >= 4
+    for key in (1, 2):
+        assert got[key] == expected[key][: len(got[key])]
+
+
+def test_everything_may_be_dropped_while_a_decode_runs_ahead(plain: Any) -> None:
+    backend, _, _ = ahead_of_two(plain)
+    assert backend.step(StepPlan(step=9, drop=(1, 2))).tokens == {}
+    again = prefill(backend, 3, prompt_of(1, 11)).tokens[3]
+    assert again == solo_tokens(plain, prompt_of(1, 11), 1)[0]
+
+
+def test_long_decodes_do_not_run_ahead(plain: Any) -> None:
+    backend = make_backend(plain, run_ahead_s=1e-9)
+    prefill(backend, 1, prompt_of(1, 8))
+    decode(backend, 1)
+    decode(backend, 1)
+    assert backend._running is None
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 7, 16, 33])
