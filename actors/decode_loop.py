@@ -283,7 +283,7 @@ class DecodeLoop:
         try:
             with trio.CancelScope(shield=True) as scope:
                 scope.deadline = trio.current_time() + self._limits.step_timeout_s
-                result = await self._engine.wait_step()
+                result = await self._wait_while_wanted(plan)
         except EngineError:
             self._journal.record(NAME, "engine_fault", plan.step)
             raise
@@ -295,9 +295,25 @@ class DecodeLoop:
         await trio.lowlevel.checkpoint_if_cancelled()
         return result
 
+    async def _wait_while_wanted(self, plan: StepPlan) -> StepResult:
+        """If everyone in a long step leaves, the engine may give it up half-way."""
+        while True:
+            with trio.move_on_after(self._limits.poll_s):
+                return await self._engine.wait_step()
+            if self._nobody_wants(plan):
+                self._engine.abandon_step()
+                return await self._engine.wait_step()
+
+    def _nobody_wants(self, plan: StepPlan) -> bool:
+        ids = [*plan.decode, *(chunk.sequence_id for chunk in plan.prefill)]
+        rows = [self.slots.by_id[sid] for sid in ids if sid in self.slots.by_id]
+        return bool(rows) and all(row.sender.abandoned for row in rows)
+
     def _account(self, plan: StepPlan, shape: StepShape, result: StepResult) -> None:
         """The bookkeeping that the next plan depends on; nothing is sent but failures."""
         self._faults.hit("decode.after_step")
+        if result.abandoned:
+            return  # everyone in it is gone, which the next reaping will see
         self._counters.note_step(plan, result)
         if plan.decode:
             self.cost.note_decode(result.decode_s)

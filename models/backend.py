@@ -24,6 +24,10 @@ class Backend(Protocol):
         """
         ...
 
+    def abandon(self, step: int) -> None:
+        """Give up the step of that number if it runs; called from another thread, at any time."""
+        ...
+
     def reset(self) -> None:
         """Free every sequence."""
         ...

@@ -79,11 +79,14 @@ class StepResult:
     decode row may be left out in the step in which it joins the others; it is simply planned again.
     ``failed`` maps sequence id -> a reason for the log: that sequence alone is lost (its cache is
     already freed), the others are not.  Times are seconds spent in the two parts.
+    ``abandoned``: the step was given up half-way; it drew nothing and its sequences can only be
+    dropped.
     """
 
     step: int
     tokens: Mapping[int, int]
     failed: Mapping[int, str] = field(default_factory=dict)
+    abandoned: bool = False
     decode_s: float = 0.0
     prefill_s: float = 0.0
 
@@ -105,6 +108,13 @@ class Engine(Protocol):
 
     async def wait_step(self) -> StepResult:
         """Wait for the step in flight.  Raises EngineError (the step failed) or EngineDead."""
+        ...
+
+    def abandon_step(self) -> None:
+        """Nobody wants the step in flight any more: end it early if that is possible.
+
+        It still has to be waited for.  The caller drops every sequence of the step afterwards.
+        """
         ...
 
     async def reset(self) -> None:

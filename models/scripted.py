@@ -108,6 +108,7 @@ class ScriptedEngine:
         self._max_length = max_length
         self._rows: dict[int, _Row] = {}
         self._in_flight: tuple[StepPlan, float] | None = None
+        self._abandoned = False
         self._dead = False
         self.faults = faults or EngineFaults()
         self.last_step = 0
@@ -164,6 +165,12 @@ class ScriptedEngine:
             assert chunk.start == (0 if row is None else len(row.prompt)), chunk
             assert row is None or row.position is None, "a prompt goes on after its end"
 
+    def abandon_step(self) -> None:
+        """The scripted step ends now."""
+        assert self._in_flight is not None, "no step is in flight"
+        self._in_flight = (self._in_flight[0], trio.current_time())
+        self._abandoned = True
+
     async def wait_step(self) -> StepResult:
         assert self._in_flight is not None, "no step is in flight"
         plan, ends_s = self._in_flight
@@ -171,12 +178,23 @@ class ScriptedEngine:
             await trio.sleep_forever()
         await trio.sleep_until(ends_s)
         self._in_flight = None
+        abandoned, self._abandoned = self._abandoned, False
         if self._dead or (self.faults.dead is not None and plan.step >= self.faults.dead):
             self._dead = True
             raise EngineDead(f"scripted death in step {plan.step}")
         if plan.step in self.faults.failing:
             raise EngineError(f"scripted failure of step {plan.step}")
+        if abandoned:
+            return self._give_up(plan)
         return self._run(plan)
+
+    def _give_up(self, plan: StepPlan) -> StepResult:
+        """Nothing is drawn; the rows wait for being dropped."""
+        for sid in plan.drop:
+            del self._rows[sid]
+        for chunk in plan.prefill:
+            self._rows.setdefault(chunk.sequence_id, _Row())
+        return StepResult(step=plan.step, tokens={}, abandoned=True)
 
     def _run(self, plan: StepPlan) -> StepResult:
         for sid in plan.drop:

@@ -31,6 +31,7 @@ class ThreadedEngine:
         self._info = backend.info
         self._timeout_s = step_timeout_s
         self._step: Job[StepResult] | None = None
+        self._step_number = 0
         self._dead = False
 
     @classmethod
@@ -56,6 +57,7 @@ class ThreadedEngine:
     def start_step(self, plan: StepPlan) -> None:
         """Hand ``plan`` over.  On a dead engine the wait that follows raises EngineDead."""
         assert self._step is None, "a step is already in flight"
+        self._step_number = plan.step
         self._step = self._thread.submit(partial(self._backend.step, plan))
 
     async def wait_step(self) -> StepResult:
@@ -70,6 +72,10 @@ class ThreadedEngine:
         finally:
             if job.done and self._step is job:
                 self._step = None
+
+    def abandon_step(self) -> None:
+        if self._step is not None and not self._step.done:
+            self._backend.abandon(self._step_number)
 
     async def reset(self) -> None:
         """Queues behind a running step, whose result nobody sees."""

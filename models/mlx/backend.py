@@ -31,6 +31,9 @@ CLEAR_EVERY: Final = 512
 RUN_AHEAD_S: Final = 0.010
 # A shorter wait does not show whether the decode ended just now.
 MEASURABLE_S: Final = 0.0001
+# A step that is expected to take longer is evaluated a few layers at a time.
+WORTH_ABANDONING_S: Final = 0.030
+LAYERS_AT_ONCE: Final = 4
 NOT_FINITE: Final = "the model's output is not a finite number"
 
 Note = str | int | float | bool | None
@@ -65,6 +68,10 @@ class _Decode:
     undo: Callable[[], None] | None
 
 
+class _Abandoned(Exception):
+    """Nobody wants the running step any more."""
+
+
 class MLXBackend:
     """Implements Backend.  Made, used and closed on one thread, which owns the model's arrays.
 
@@ -95,6 +102,8 @@ class MLXBackend:
         self._decode_s: float | None = None  # what a decode has been taking
         self._run_ahead_s = run_ahead_s
         self._steps = 0
+        self._step = 0
+        self._abandoned = -1  # the step that nobody wants; set by another thread
         probe = new_caches(model)
         mx.eval(self._head(model, mx.array([[0, 0]]), probe), arrays_of(probe))
         self._info = EngineInfo(
@@ -113,11 +122,36 @@ class MLXBackend:
 
     def step(self, plan: StepPlan) -> StepResult:
         """See models.engine.StepPlan.  Any exception leaves the backend in need of a reset."""
+        self._step = plan.step
+        for sequence_id in plan.drop:
+            del self._sequences[sequence_id]
+        try:
+            return self._run(plan)
+        except _Abandoned:
+            # Half-evaluated caches are of no use; their sequences will be dropped.
+            self._batch = DecodeBatch()
+            self._sampler = self._tokens = self._ahead = self._running = None
+            return StepResult(step=plan.step, tokens={}, abandoned=True)
+
+    def abandon(self, step: int) -> None:
+        self._abandoned = step
+
+    def _evaluate(self, caches: Caches, seconds: float | None) -> None:
+        """Evaluate up to each few layers in turn, so that a long step can be given up between.
+
+        ``seconds`` is what the whole is expected to take.  Raises _Abandoned.
+        """
+        if seconds is not None and seconds < WORTH_ABANDONING_S:
+            return
+        for layer in range(LAYERS_AT_ONCE, len(caches), LAYERS_AT_ONCE):
+            mx.async_eval(arrays_of(caches[layer - 1 : layer]))  # type: ignore[no-untyped-call]
+            if self._abandoned == self._step:
+                raise _Abandoned
+
+    def _run(self, plan: StepPlan) -> StepResult:
         begin = time.perf_counter()
         tokens: dict[int, int] = {}
         failed: dict[int, str] = {}
-        for sequence_id in plan.drop:
-            del self._sequences[sequence_id]
         if self._running is None:
             self._start_decode(plan.decode)
         # Graphs are built while the decode runs, and evaluated after it.
@@ -172,6 +206,7 @@ class MLXBackend:
         self._batch.advance()
         self._tokens = decode.tokens
         self._running, self._started_s = decode, time.perf_counter()
+        self._evaluate(self._batch.caches, self._decode_s)
         mx.async_eval(decode.drawn, decode.tokens)  # type: ignore[no-untyped-call]
 
     def _will_go_on(self, plan: StepPlan) -> bool:
@@ -325,6 +360,9 @@ class MLXBackend:
     ) -> None:
         if not outputs:
             return
+        caches = self._sequences[chunk.sequence_id].caches
+        assert caches is not None
+        self._evaluate(caches, None)
         mx.eval(outputs)
         if chunk.sampling is None:
             return

@@ -92,11 +92,12 @@ async def bench(
     scripts: dict[str, str] | None = None,
     limits: Limits = LIMITS,
     faults: EngineFaults | None = None,
+    cost: StepCost = COST,
 ) -> AsyncIterator[Bench]:
     starts_tx, starts_rx = trio.open_memory_channel[StartSequence](limits.starts_channel)
     grants_tx, grants_rx = trio.open_memory_channel[SlotGrant](limits.grants_channel)
     cache_tx, cache_rx = trio.open_memory_channel[CacheMessage](limits.cache_channel)
-    engine = ScriptedEngine(scripts=scripts or {"": "abcdefgh" * 10}, cost=COST, faults=faults)
+    engine = ScriptedEngine(scripts=scripts or {"": "abcdefgh" * 10}, cost=cost, faults=faults)
     phase, counters, armed = PhaseCell(phase=Phase.READY), DecodeCounters(), ArmedFaults()
     journal = RingJournal(trio.current_time)
     loop = DecodeLoop(
@@ -231,10 +232,31 @@ async def test_who_leaves_costs_at_most_the_step_in_flight(
         assert one.places_freed == 1
         assert it.released() == ["a"]
         (seen,) = it.entries("cancel_seen")
-        assert seen["where"] == ("prefill" if leaves_in_step < 2 else "decode")
+        # The second step would have ended the prompt, but was given up.
+        assert seen["where"] == ("prefill" if leaves_in_step < 3 else "decode")
         await it.steps(1)
         assert it.engine.sequences == ()
         assert it.counters.cancelled == 1
+
+
+async def test_a_long_step_that_everyone_has_left_is_given_up(autojump_clock: Clock) -> None:
+    limits = Limits(max_slots=2, poll_s=0.02)
+    async with bench(limits=limits, cost=StepCost(base_s=10.0)) as it:
+        one, other = it.requester("a"), it.requester("b")
+        it.start(one, other)
+        await it.settle()
+        one.leave()
+        await trio.sleep(5)
+        assert one.places_freed == 0  # somebody still wants this step
+        other.leave()
+        await trio.sleep(0.05)
+        assert (one.places_freed, other.places_freed) == (1, 1)
+        assert sorted(it.released()) == ["a", "b"]
+        newcomer = it.requester("c")
+        it.start(newcomer)
+        await trio.sleep(10.1)
+        assert it.in_plans("c") != []
+        assert any(isinstance(event, TextDelta) for event in newcomer.events())
 
 
 async def test_the_slot_is_free_before_the_following_step(autojump_clock: Clock) -> None:

@@ -180,6 +180,50 @@ def test_everything_may_be_dropped_while_a_decode_runs_ahead(plain: Any) -> None
     assert again == solo_tokens(plain, prompt_of(1, 11), 1)[0]
 
 
+def test_a_step_that_nobody_wants_ends_early_and_harms_nobody(
+    plain: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("models.mlx.backend.LAYERS_AT_ONCE", 1)
+    monkeypatch.setattr("models.mlx.backend.WORTH_ABANDONING_S", 0.0)
+    backend = make_backend(plain)
+    prompt = prompt_of(3, 14)
+    expected = solo_tokens(plain, prompt, 6)
+    got = [prefill(backend, 3, prompt).tokens[3]]
+    got += decode(backend, 3).tokens.values()
+    for key in (1, 2):
+        prefill(backend, key, prompt_of(key, 9))
+    backend.abandon(50)
+    result = backend.step(StepPlan(step=50, decode=(1, 2)))  # row 3 is parked meanwhile
+    assert result.abandoned
+    assert result.tokens == {}
+    got += decode(backend, 3, drop=(1, 2)).tokens.values()
+    while len(got) < 6:
+        got += decode(backend, 3).tokens.values()
+    assert got == expected
+
+
+def test_a_prompt_that_nobody_wants_is_given_up(
+    plain: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("models.mlx.backend.LAYERS_AT_ONCE", 1)
+    backend = make_backend(plain)
+    chunk = PrefillChunk(sequence_id=1, tokens=prompt_of(1, 30), start=0)
+    backend.abandon(8)
+    assert backend.step(StepPlan(step=8, prefill=(chunk,))).abandoned
+    assert (
+        prefill(backend, 2, prompt_of(2, 9), drop=(1,)).tokens[2]
+        == (solo_tokens(plain, prompt_of(2, 9), 1)[0])
+    )
+
+
+def test_only_the_named_step_is_given_up(plain: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("models.mlx.backend.LAYERS_AT_ONCE", 1)
+    backend = make_backend(plain)
+    backend.abandon(7)
+    chunk = PrefillChunk(sequence_id=1, tokens=prompt_of(1, 9), start=0, sampling=GREEDY)
+    assert list(backend.step(StepPlan(step=8, prefill=(chunk,))).tokens) == [1]
+
+
 def test_long_decodes_do_not_run_ahead(plain: Any) -> None:
     backend = make_backend(plain, run_ahead_s=1e-9)
     prefill(backend, 1, prompt_of(1, 8))
