@@ -63,15 +63,18 @@ class ThreadedEngine:
     async def wait_step(self) -> StepResult:
         """The result of the step in flight.
 
-        A cancelled wait leaves the step in flight; only ``reset`` (or another wait) ends it.
+        After a cancelled wait the step, ended or not, can be waited for again.
         """
         job = self._step
         assert job is not None, "no step is in flight"
         try:
-            return await self._outcome(job, "step")
-        finally:
-            if job.done and self._step is job:
-                self._step = None
+            result = await self._outcome(job, "step")
+        except EngineError:
+            self._step = None
+            raise
+        # A cancelled wait comes by here neither way, also if the step ended at that very moment.
+        self._step = None
+        return result
 
     def abandon_step(self) -> None:
         if self._step is not None and not self._step.done:

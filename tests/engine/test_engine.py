@@ -59,6 +59,24 @@ async def test_an_exception_in_a_step_and_the_reset_after_it() -> None:
         nursery.cancel_scope.cancel()
 
 
+async def test_a_wait_cancelled_as_the_step_ends_can_be_repeated() -> None:
+    thread = ComputeThread()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(thread.run)
+        engine = await ThreadedEngine.load(thread, build)
+        chunk = PrefillChunk(sequence_id=1, tokens=(1, 2, 3), start=0, sampling=GREEDY)
+        engine.start_step(StepPlan(step=0, prefill=(chunk,)))
+        await thread.run_job(lambda: None)  # queued behind the step, which has ended now
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await engine.wait_step()
+        assert scope.cancelled_caught
+        assert list((await engine.wait_step()).tokens) == [1]
+        engine.start_step(StepPlan(step=1, decode=(1,)))
+        assert list((await engine.wait_step()).tokens) == [1]
+        nursery.cancel_scope.cancel()
+
+
 def test_tiny_models_are_the_same_every_time(tmp_path_factory: pytest.TempPathFactory) -> None:
     again = build_tiny_model(tmp_path_factory.mktemp("again"), layers=2)
     other = build_tiny_model(tmp_path_factory.mktemp("other"), layers=2, seed=1)
