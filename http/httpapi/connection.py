@@ -1,4 +1,4 @@
-"""Hypercorn's connection handler with a shorter way for small writes.
+"""Hypercorn's connection handler with a shorter way for small writes and a prompt end.
 
 A streamed token is one small write.  Hypercorn guards each write with a lock and a shielded cancel
 scope, and trio adds a scheduling point; together they cost about as much as the write itself.  A
@@ -16,7 +16,7 @@ from typing import Any
 
 import trio
 from hypercorn.config import Config
-from hypercorn.events import Event, RawData
+from hypercorn.events import Event, RawData, Updated
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import AppWrapper, ConnectionState
@@ -25,7 +25,20 @@ from hypercorn.typing import AppWrapper, ConnectionState
 class DirectTCPServer(TCPServer):
     """One connection.  Plain TCP only; Hypercorn's own way is the fallback for everything else."""
 
+    _peer_gone = False
+
+    async def _read_data(self) -> None:
+        """Until the peer closes.  The idle timer of a connection that is gone ends with it.
+
+        Otherwise Hypercorn would keep the socket open until the timer runs out.
+        """
+        await super()._read_data()
+        self._peer_gone = True
+        await self.idle_task.stop()
+
     async def protocol_send(self, event: Event) -> None:
+        if self._peer_gone and isinstance(event, Updated):
+            return  # no more timers
         if type(event) is RawData and not self.send_lock.locked():
             rest = self._try_write(event.data)
             if not rest:

@@ -145,6 +145,21 @@ async def test_idle_connections_are_closed_after_a_response() -> None:
         assert await client.at_end()
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_connection_that_its_client_ended_is_closed_at_once(stream: bool) -> None:
+    async with serving(FakeRuntime(keep_alive_timeout_s=3600.0)) as server:
+        client = await server.connect()
+        await client.send("POST", "/v1/chat/completions", chat(stream=stream))
+        _, headers = await client.head()
+        if stream:
+            while await client.chunk():
+                pass
+        else:
+            await client.body(int(headers["content-length"]))
+        await client.stream.send_eof()
+        assert await client.at_end()  # not after the idle time
+
+
 async def test_connection_close_is_honoured() -> None:
     async with serving(FakeRuntime()) as server:
         client = await server.connect()
