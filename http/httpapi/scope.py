@@ -37,6 +37,9 @@ class RequestScope:
         self._settings = settings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await _refuse_websocket(scope, send)
+            return
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -80,6 +83,21 @@ class RequestScope:
         size = len(_raw_path(scope)) + len(scope.get("query_string", b""))
         size += sum(len(name) + len(value) for name, value in headers)
         return size <= self._settings.max_header_bytes
+
+
+async def _refuse_websocket(scope: Scope, send: Send) -> None:
+    """No route speaks WebSocket: the handshake is answered like an unknown path."""
+    if "websocket.http.response" not in scope.get("extensions", {}):
+        await send({"type": "websocket.close", "code": 1000})
+        return
+    type_, message = http_error(404)
+    body = dump_json(envelope(message, type_))
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+    ]
+    await send({"type": "websocket.http.response.start", "status": 404, "headers": headers})
+    await send({"type": "websocket.http.response.body", "body": body, "more_body": False})
 
 
 def _raw_path(scope: Scope) -> bytes:

@@ -261,6 +261,20 @@ async def test_errors_on_the_wire() -> None:
             await client.stream.aclose()
 
 
+async def test_a_websocket_handshake_gets_a_404() -> None:
+    async with serving(FakeRuntime()) as server:
+        client = await server.connect()
+        upgrade = (
+            "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+            "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+        )
+        await client.send("GET", "/v1/realtime", extra=upgrade)
+        status, headers = await client.head()
+        assert status == 404
+        body = json.loads(await client.body(int(headers["content-length"])))
+        assert body["error"]["type"] == "not_found"
+
+
 async def test_shutdown_lets_a_stream_end_and_closes_idle_connections() -> None:
     accepted: list[Submit] = []
     runtime = FakeRuntime(graceful_timeout_s=10.0)
