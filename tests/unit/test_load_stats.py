@@ -97,7 +97,7 @@ def resources(rss: int, fds: int, threads: int = 4) -> ProcessSample:
 def test_growth_after_the_warm_up_is_named() -> None:
     flat = [(500, resources(100, 20)), (1000, resources(200, 30)), (9000, resources(209, 22))]
     assert growth(flat, warm_up=1000) == []
-    leaky = [*flat, (10_000, resources(211, 32))]
+    leaky = [*flat, (10_000, resources(211, 45))]
     found = growth(leaky, warm_up=1000)
     assert len(found) == 2
     assert "rss_bytes grew from 200 to 211" in found[0]
