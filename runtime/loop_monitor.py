@@ -15,12 +15,15 @@ class LoopMonitor:
 
     def __init__(self) -> None:
         self._lags: deque[float] = deque(maxlen=WINDOW)
+        self._generation = 0
 
     async def run(self) -> None:
         while True:
             due = trio.current_time() + INTERVAL_S
+            generation = self._generation
             await trio.sleep_until(due)
-            self._lags.append(max(0.0, trio.current_time() - due))
+            if generation == self._generation:
+                self._lags.append(max(0.0, trio.current_time() - due))
 
     def snapshot(self) -> dict[str, float]:
         """Milliseconds, over the window; also the number of samples.  Empty before the first."""
@@ -36,4 +39,6 @@ class LoopMonitor:
         }
 
     def reset(self) -> None:
+        """Forget all, also the sleep that is under way."""
+        self._generation += 1
         self._lags.clear()
