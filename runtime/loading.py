@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import sys
 from functools import partial
@@ -31,6 +30,8 @@ async def load(config: ServerConfig, thread: ComputeThread, seams: Seams) -> Loa
         partial(load_backend, source, cpu_dtype=config.cpu_dtype, threads=config.threads)
     )
     engine = ThreadedEngine(thread=thread, backend=backend)
+    if backend.info.notes.get("blas") == "bundled":
+        log.warning("no fast BLAS: %s", backend.info.notes.get("blas_note"))
     limits = config.loaded_limits(backend.info)
     notes = {
         **backend.info.notes,
@@ -45,7 +46,7 @@ async def load(config: ServerConfig, thread: ComputeThread, seams: Seams) -> Loa
         created_s=int(seams.wall_time()),
         notes=notes,
     )
-    return Loaded(engine=engine, text=text, limits=dataclasses.replace(limits), model=model)
+    return Loaded(engine=engine, text=text, limits=limits, model=model)
 
 
 def _resolve(config: ServerConfig) -> ModelSource:
