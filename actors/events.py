@@ -15,6 +15,7 @@ from actors.errors import ErrorCode
 class FinishReason(enum.Enum):
     STOP = "stop"  # an end token
     STOP_STRING = "stop_string"
+    LOOP = "loop"  # the loop rule of the request
     LENGTH = "length"  # max_tokens or a full context
 
 
@@ -32,17 +33,35 @@ class Started:
     cached_tokens: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class TokenChance:
+    """A token as bytes (empty for tokens without text) and its log-probability (natural)."""
+
+    token_id: int
+    data: bytes
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class Chances:
+    """The drawn token and the likeliest ones, best first."""
+
+    drawn: TokenChance
+    top: tuple[TokenChance, ...]
+
+
 @dataclass(slots=True)
 class TextDelta:
     """One generated token.  Not frozen, for speed of construction on the hot path; treat it so.
 
     ``position`` counts generated tokens from 0.  ``text`` is "" while a character or a possible
-    stop string is held back; the joined texts are the answer.
+    stop string is held back; the joined texts are the answer.  ``chances`` is there when asked for.
     """
 
     position: int
     token_id: int
     text: str
+    chances: Chances | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,28 @@ No actor contains a number of its own; all of them read this frozen object.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from actors.requests import Priority
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptCacheLimits:
+    """Bounds of the prompt cache.  ``apc`` False: only entries wholly contained in a prompt."""
+
+    enabled: bool = True
+    capacity_bytes: int = 2 * 2**30
+    max_entries: int = 1024
+    ttl_s: float = 3600.0  # since the last hit
+    min_prefix: int = 32  # tokens
+    apc: bool = True
+    block_tokens: int = 16
+    hash_name: Literal["sha256", "blake3"] = "sha256"
+    snapshot_capacity_bytes: int = 512 * 2**20
+    snapshot_max_entries: int = 4096
+    snapshot_ttl_s: float = 7200.0
+    disk_dir: str | None = None
+    disk_bytes: int = 8 * 2**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,11 +39,20 @@ class Limits:
     token_buffer: int = 64  # undelivered tokens per request before it is parked
     priority_max_skips: int = 32  # picks that may pass a waiting lane; 0 = strict lanes
     slot_context_tokens: int = 8192  # prompt + completion of one sequence
-    cache_budget_tokens: int = 32768  # sum over all leases
+    cache_budget_tokens: int = 32768  # leases and kept prefixes together
+    lease_quantum_tokens: int = 256  # leases start at the prompt plus this and grow by it
+    kv_bytes_per_token: int = 0  # of the loaded model
+    enable_preemption: bool = False  # take the cache of a running sequence when another must grow
+    preemption_policy: Literal["longest-first", "lowest-priority"] = "longest-first"
+    request_memory_bytes: int | None = None  # most KV cache that one request may need
     prefill_chunk_tokens: int | None = None  # None = auto, from measured cost
     prefill_chunk_min_tokens: int = 16
     prefill_chunk_max_tokens: int = 512
     prefill_chunk_steps: float = 3.0  # auto: a chunk takes about this many decode steps
+    prefill_grant_interval: int = 1  # decode steps per prefill chunk; 0 = only when none decode
+    max_batch_prefill: int = 4  # prompts that share a step
+    max_batch_prefill_tokens: int = 4096  # their padded tokens
+    max_batch: int | None = None  # rows of one decode step (None: all slots)
     step_tokens: int = 2048  # decode rows + prefill tokens of one step, at most
     sweep_s: float = 0.25  # how often the waiting room looks for dead and late requests
     poll_s: float = 0.02  # how often an all-parked DecodeLoop looks for room
@@ -36,6 +65,7 @@ class Limits:
     restart_backoff_s: float = 0.1  # doubles per restart
     restart_backoff_max_s: float = 5.0
     tokenize_workers: int = 2  # threads for templates and tokenizers
+    prompt_cache: PromptCacheLimits = PromptCacheLimits()
     store_queue: int = 64
     store_max_entries: int = 1024
     store_max_bytes: int = 256 * 1024 * 1024

@@ -42,11 +42,31 @@ Prompt = ChatPrompt | TextPrompt | TokenPrompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoopRule:
+    """Generation ends once a block of ``min_size`` to ``max_size`` tokens has come ``count`` times
+    in a row."""
+
+    min_size: int
+    max_size: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachePolicy:
+    """``use`` False: neither look up nor donate.  Buckets never see each other's prefixes."""
+
+    use: bool = True
+    bucket: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """One sequence to generate.
+    """One prompt to go on from, in one or several choices.
 
     ``max_tokens`` None means until an end token or a full context.  ``deadline_s`` is an absolute
-    trio time.  ``stop`` strings end the text before their first match.
+    trio time.  ``stop`` strings end the text before their first match.  Choice i of several draws
+    with ``sampling.seed`` + i (modulo 2**64).  ``min_tokens`` generated tokens are no end tokens.
+    ``thinking_budget`` is the most tokens inside a reasoning block; then its close marker is forced.
     """
 
     request_id: str
@@ -55,5 +75,9 @@ class GenerationRequest:
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    min_tokens: int = 0
+    loop: LoopRule | None = None
+    thinking_budget: int | None = None
+    cache: CachePolicy = CachePolicy()
     lane: Priority = Priority.NORMAL
     deadline_s: float = math.inf

@@ -136,17 +136,24 @@ def token_table(tokenizer: Tokenizer, to_bytes: Callable[[str], bytes]) -> list[
     return table
 
 
-def decoder_factory(tokenizer: Tokenizer) -> Callable[[], IncrementalDecoder]:
-    """How to make a decoder per sequence for this tokenizer; builds the shared table once."""
+def byte_table(tokenizer: Tokenizer) -> list[bytes] | None:
+    """The bytes of every id, where they do not depend on their neighbours; None elsewhere."""
     steps = _decoder_steps(tokenizer)
     if [step["type"] for step in steps] == ["ByteLevel"]:
-        table = token_table(tokenizer, _byte_level_bytes())
-        return lambda: TableDecoder(table)
-    strip = _sentencepiece_strip(steps)
-    if strip is not None:
-        table = token_table(tokenizer, _sentencepiece_bytes)
-        return lambda: TableDecoder(table, strip_first_space=strip)
-    return lambda: WindowDecoder(tokenizer)
+        return token_table(tokenizer, _byte_level_bytes())
+    if _sentencepiece_strip(steps) is not None:
+        return token_table(tokenizer, _sentencepiece_bytes)
+    return None
+
+
+def decoder_factory(
+    tokenizer: Tokenizer, table: list[bytes] | None
+) -> Callable[[], IncrementalDecoder]:
+    """How to make a decoder per sequence for this tokenizer; ``table`` is its ``byte_table``."""
+    if table is None:
+        return lambda: WindowDecoder(tokenizer)
+    strip = bool(_sentencepiece_strip(_decoder_steps(tokenizer)))
+    return lambda: TableDecoder(table, strip_first_space=strip)
 
 
 def _decoder_steps(tokenizer: Tokenizer) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
 from models.sampling import SamplingParams
 
@@ -29,6 +29,10 @@ class EngineInfo:
     ``kv_bytes_per_token`` is the size of one token's keys and values over all layers;
     ``kv_budget_bytes`` what the machine can give to KV caches (None: unlimited).
     ``max_batch`` is the widest decode batch the model's caches allow (None: any).
+    ``prefix`` is how parts of caches can be kept for later sequences: by any range of tokens
+    ("blocks"), only as a whole at the length they have ("snapshots"), or not at all ("none").
+    ``state_bytes`` is the size of what one sequence holds whatever its length (recurrent state).
+    ``fingerprint`` names weights and cache layout; kept caches of another fingerprint are of no use.
     ``notes`` are the choices made at load (device, dtype, BLAS, threads), for the log and /props.
     """
 
@@ -38,37 +42,101 @@ class EngineInfo:
     kv_bytes_per_token: int
     kv_budget_bytes: int | None = None
     max_batch: int | None = None
+    prefix: Literal["blocks", "snapshots", "none"] = "none"
+    state_bytes: int = 0
+    fingerprint: str = ""
     notes: Mapping[str, str | int | float | bool | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptPrefix:
+    """What a sequence is opened from: kept blocks in order, or one snapshot.
+
+    Only the first ``tokens`` tokens of it are used; of a snapshot always all.
+    """
+
+    handles: tuple[int, ...]
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillChunk:
     """Evaluate ``tokens`` at positions ``start`` onwards of one sequence's KV cache.
 
-    ``start == 0`` opens the sequence.  The chunk that ends the prompt carries ``sampling``: the
+    The first chunk of a sequence opens it: empty at ``start == 0``, otherwise from ``prefix``,
+    whose ``tokens`` equal ``start``.  The chunk that ends the prompt carries ``sampling``: the
     engine then draws the sequence's first token in the same step and the sequence is ready to
-    decode in the next one.
+    decode in the next one.  That chunk also carries ``generated``, how many tokens at the end of
+    the prompt were generated before (a sequence that is computed anew), and, if
+    ``sampling.reads_history``, ``history``: all tokens of the sequence up to the chunk's end.
+
+    ``keep_as``: keep a snapshot of the sequence's cache as it is after this chunk.
     """
 
     sequence_id: int
     tokens: tuple[int, ...]
     start: int
+    prefix: KeptPrefix | None = None
     sampling: SamplingParams | None = None
+    generated: int = 0
+    history: tuple[int, ...] = ()
+    keep_as: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepBlock:
+    """Keep the cache of the tokens [start, end) of a sequence under ``handle``.
+
+    With ``export`` its data comes back in the result as well.  The sequence may be dropped in the
+    same step; it must hold at least ``end`` tokens.
+    """
+
+    sequence_id: int
+    handle: int
+    start: int
+    end: int
+    export: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixData:
+    """A kept block outside the engine: plain arrays by name (NumPy), to be written or read back."""
+
+    handle: int
+    arrays: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
     """One engine step.
 
-    Order inside the step: free ``drop``, decode one token for every sequence in ``decode``, then
-    run the ``prefill`` chunks in order.  The input token of a decode row is the one the engine drew
-    for it last; the engine keeps it, so nothing is sent twice.
+    Order inside the step: free the kept ``forget``, take in ``load``, keep ``keep``, free the
+    sequences ``drop``, decode one token for every sequence in ``decode``, then run the ``prefill``
+    chunks, where several may run as one batch.  The input token of a decode row is the one the
+    engine drew for it last; the engine keeps it, so nothing is sent twice.
+
+    ``force`` maps decode rows to the token that they get in this step instead of a drawn one.
     """
 
     step: int
+    forget: tuple[int, ...] = ()
+    load: tuple[PrefixData, ...] = ()
+    keep: tuple[KeepBlock, ...] = ()
     drop: tuple[int, ...] = ()
     decode: tuple[int, ...] = ()
     prefill: tuple[PrefillChunk, ...] = ()
+    force: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprobs:
+    """Natural logarithms of probabilities under the distribution of docs/sampling.md.
+
+    ``top`` holds the likeliest tokens as (id, logprob), best first.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,15 +145,19 @@ class StepResult:
 
     ``tokens`` maps sequence id -> token id, for decode rows and finished prompts, in plan order.  A
     decode row may be left out in the step in which it joins the others; it is simply planned again.
+    ``logprobs`` has an entry for each of these tokens whose sampling asks for it.
     ``failed`` maps sequence id -> a reason for the log: that sequence alone is lost (its cache is
     already freed), the others are not.  Times are seconds spent in the two parts.
+    ``exported`` holds the data of the blocks kept with ``export``.
     ``abandoned``: the step was given up half-way; it drew nothing and its sequences can only be
-    dropped.
+    dropped.  What it was to forget, load, keep and drop has been done.
     """
 
     step: int
     tokens: Mapping[int, int]
+    logprobs: Mapping[int, TokenLogprobs] = field(default_factory=dict)
     failed: Mapping[int, str] = field(default_factory=dict)
+    exported: tuple[PrefixData, ...] = ()
     abandoned: bool = False
     decode_s: float = 0.0
     prefill_s: float = 0.0
@@ -118,5 +190,5 @@ class Engine(Protocol):
         ...
 
     async def reset(self) -> None:
-        """Forget every sequence, including one in flight.  Waits for a running step to end."""
+        """Forget every sequence and all that was kept.  Waits for a running step to end."""
         ...

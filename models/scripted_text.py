@@ -96,6 +96,9 @@ class ScriptedTextModel:
     def decoder(self) -> IncrementalDecoder:
         return ByteDecoder()
 
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes([token_id]) if token_id < 256 else _NAMES.get(token_id, "").encode()
+
 
 def _render(message: Mapping[str, Any]) -> str:
     role = message.get("role")

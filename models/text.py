@@ -78,6 +78,9 @@ class HFTextModel:
     def decoder(self) -> IncrementalDecoder:
         return self._tokenizer.decoder()
 
+    def token_bytes(self, token_id: int) -> bytes:
+        return self._tokenizer.token_bytes(token_id)
+
 
 def load_folder_text(folder: Path, config: Mapping[str, Any], *, name: str) -> HFTextModel:
     """The text side of a model folder.  Raises ModelLoadError."""

@@ -66,3 +66,10 @@ class TextModel(Protocol):
         ...
 
     def decoder(self) -> IncrementalDecoder: ...
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that the token adds to a text; special tokens by their name.
+
+        Tokens outside the vocabulary of the tokenizer have none.
+        """
+        ...

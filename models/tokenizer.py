@@ -10,7 +10,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from models.detokenize import decoder_factory
+from models.detokenize import byte_table, decoder_factory
 from models.errors import ModelLoadError
 from models.text_model import IncrementalDecoder
 
@@ -40,7 +40,12 @@ class TextTokenizer:
         tokenizer.no_padding()
         self._tokenizer = tokenizer
         self._special = special
-        self._make_decoder: Callable[[], IncrementalDecoder] = decoder_factory(tokenizer)
+        self._table = byte_table(tokenizer)
+        self._make_decoder: Callable[[], IncrementalDecoder] = decoder_factory(
+            tokenizer, self._table
+        )
+        added = tokenizer.get_added_tokens_decoder()
+        self._special_ids = frozenset(one for one, token in added.items() if token.special)
 
     @property
     def raw(self) -> Tokenizer:
@@ -75,6 +80,17 @@ class TextTokenizer:
 
     def decoder(self) -> IncrementalDecoder:
         return self._make_decoder()
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What the token adds to a text; special tokens by their name, unknown ids nothing."""
+        name = self._tokenizer.id_to_token(token_id)
+        if name is None:
+            return b""
+        if token_id in self._special_ids:
+            return str(name).encode()
+        if self._table is not None:
+            return self._table[token_id]
+        return str(self._tokenizer.decode([token_id], skip_special_tokens=False)).encode()
 
     def _encode(self, text: str, *, add_special: bool) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=add_special).ids)

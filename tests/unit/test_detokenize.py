@@ -6,14 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders
 
-from models.detokenize import REPLACEMENT, TableDecoder, WindowDecoder, decoder_factory
+from models.detokenize import REPLACEMENT, TableDecoder, WindowDecoder, byte_table, decoder_factory
 from tests.unit.tokenizers_for_tests import byte_level, sentencepiece_bpe, wordpiece
 
 BYTE_LEVEL = byte_level()
 SPM = sentencepiece_bpe()
 SPM_NO_STRIP = sentencepiece_bpe(strip=False)
 WORDPIECE = wordpiece()
-TABLES = {id(tok): decoder_factory(tok) for tok in (BYTE_LEVEL, SPM, SPM_NO_STRIP, WORDPIECE)}
+TABLES = {id(tok): decoder_factory(tok, byte_table(tok)) for tok in (BYTE_LEVEL, SPM, SPM_NO_STRIP, WORDPIECE)}
 
 PIECES = st.sampled_from(
     [
@@ -116,7 +116,7 @@ def test_special_tokens_have_no_text_and_other_added_tokens_do() -> None:
 def test_added_tokens_outside_the_byte_alphabet_keep_their_text() -> None:
     tokenizer = byte_level()
     tokenizer.add_tokens(["<é 日>"])
-    decoder = decoder_factory(tokenizer)()
+    decoder = decoder_factory(tokenizer, byte_table(tokenizer))()
     assert decoder.push(tokenizer.token_to_id("<é 日>")) == "<é 日>"
 
 
@@ -128,7 +128,7 @@ def test_ids_beyond_the_vocabulary_have_no_text() -> None:
 def test_byte_level_inside_a_sequence_is_recognised() -> None:
     tokenizer = byte_level()
     tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Fuse()])
-    decoder = decoder_factory(tokenizer)()
+    decoder = decoder_factory(tokenizer, byte_table(tokenizer))()
     assert isinstance(decoder, TableDecoder)
     assert "".join(map(decoder.push, ids_of(tokenizer, "the 日本"))) == "the 日本"
 
