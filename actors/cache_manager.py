@@ -15,7 +15,18 @@ from actors.core.cache_book import CacheBook
 from actors.kit.channels import fail_message, fail_pending, reply
 from actors.kit.faults import NO_FAULTS, Faults
 from actors.kit.journal import Journal
-from actors.messages import CacheLease, CacheMessage, CacheRefused, ReleaseCache, ReserveCache
+from actors.messages import (
+    BlocksExported,
+    CacheGrown,
+    CacheLease,
+    CacheMessage,
+    CacheRefused,
+    CacheReleased,
+    GrowCache,
+    ReleaseCache,
+    ReserveCache,
+    ShrinkCache,
+)
 
 NAME = "cache"
 
@@ -48,6 +59,10 @@ class CacheManager:
                     self._reserve(message)
                 case ReleaseCache():
                     self._release(message)
+                case GrowCache():
+                    reply(message.reply_tx, CacheGrown(tokens=message.tokens))
+                case ShrinkCache() | BlocksExported():
+                    pass
                 case other:
                     assert_never(other)
         finally:
@@ -73,6 +88,8 @@ class CacheManager:
         self._faults.hit("cache.release")
         self.book.release(message.lease_id)
         self._note("lease_released", message.request_id, message.lease_id)
+        if message.reply_tx is not None:
+            reply(message.reply_tx, CacheReleased())
 
     def _note(self, event: str, *fields: object) -> None:
         self._journal.record(NAME, event, *fields, self.book.leased_tokens)

@@ -63,7 +63,7 @@ class Row:
             slot=start.slot,
             prompt_ids=queued.prompt_ids,
             max_tokens=queued.max_tokens,
-            sampling=request.sampling,
+            sampling=queued.sampling,
             eos_ids=frozenset() if request.ignore_eos else text.eos_ids,
             started_s=now,
         )

@@ -7,6 +7,7 @@ Exactly one terminal event (``Finished`` or ``Failed``) comes, then the channel 
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from actors.errors import ErrorCode
@@ -97,6 +98,7 @@ class Failed:
     message: str
     param: str | None = None
     retry_after_s: float | None = None
+    details: Mapping[str, int] | None = None
 
 
 Event = Accepted | Started | TextDelta | Finished | Failed

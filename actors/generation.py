@@ -49,6 +49,7 @@ class Generation:
                     failed.message,
                     param=failed.param,
                     retry_after_s=failed.retry_after_s,
+                    details=failed.details,
                 )
             case other:
                 raise AssertionError(f"{other!r} before Accepted")
@@ -111,6 +112,20 @@ def open_generation(
     ``register`` gets the Generation before the request is submitted, so that the caller's scope
     owns it from the first moment on.  Raises RequestError (loading, draining, busy).
     """
+    return open_generations(ports, request, 1, register)[0]
+
+
+def open_generations(
+    ports: Ports,
+    request: GenerationRequest,
+    choices: int,
+    register: Callable[[Generation], None] | None = None,
+) -> list[Generation]:
+    """The same for several choices of one prompt: a place for each of them, or none at all.
+
+    The ids of further choices are the request's with a ``#`` and their number.
+    """
+    assert choices > 0
     match ports.phase.phase:
         case Phase.STARTING:
             raise _refused(ports, ErrorCode.LOADING, LOADING_MESSAGE)
@@ -118,24 +133,29 @@ def open_generation(
             raise _refused(ports, ErrorCode.SHUTTING_DOWN, DRAINING_MESSAGE)
         case Phase.READY:
             pass
-    release = ports.places.take()
-    if release is None:
+    releases = ports.places.take_many(choices)
+    if releases is None:
         raise _refused(ports, ErrorCode.SERVER_BUSY, BUSY_MESSAGE)
-    tx, rx = trio.open_memory_channel[Event](ports.limits.token_channel)
-    sender = TokenSender(request.request_id, tx, ports.limits.token_channel, release)
-    generation = Generation(request.request_id, rx)
-    if register is not None:
-        register(generation)
+    generations: list[Generation] = []
+    senders: list[TokenSender] = []
+    for choice, release in enumerate(releases):
+        name = request.request_id if choice == 0 else f"{request.request_id}#{choice}"
+        tx, rx = trio.open_memory_channel[Event](ports.limits.token_channel)
+        senders.append(TokenSender(name, tx, ports.limits.token_channel, release))
+        generations.append(Generation(name, rx))
+        if register is not None:
+            register(generations[-1])
     try:
         ports.submit[request.lane].send_nowait(
-            Submit(request=request, sender=sender, arrived_s=trio.current_time())
+            Submit(request=request, senders=tuple(senders), arrived_s=trio.current_time())
         )
     except trio.BrokenResourceError:
         # The actors have given up and the phase has not caught up yet.
-        generation.close()
-        release()
+        for generation, release in zip(generations, releases, strict=True):
+            generation.close()
+            release()
         raise _refused(ports, ErrorCode.ENGINE_DEAD, ENGINE_DEAD_MESSAGE) from None
-    return generation
+    return generations
 
 
 def _refused(ports: Ports, code: ErrorCode, message: str) -> RequestError:

@@ -20,6 +20,11 @@ class Submit:
     senders: tuple[TokenSender, ...]
     arrived_s: float
 
+    @property
+    def sender(self) -> TokenSender:
+        """That of the first choice."""
+        return self.senders[0]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fork:

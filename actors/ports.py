@@ -88,9 +88,17 @@ class Places:
 
     def take(self) -> Callable[[], None] | None:
         """A release function that works once, or None when the server is full."""
-        if self._free == 0:
+        taken = self.take_many(1)
+        return None if taken is None else taken[0]
+
+    def take_many(self, count: int) -> list[Callable[[], None]] | None:
+        """``count`` places, each with a release function of its own; all of them or none."""
+        if self._free < count:
             return None
-        self._free -= 1
+        self._free -= count
+        return [self._releaser() for _ in range(count)]
+
+    def _releaser(self) -> Callable[[], None]:
         held = True
 
         def release() -> None:

@@ -160,7 +160,9 @@ class PrefillQueue:
         reply_tx, reply_rx = trio.open_memory_channel[CacheReply](1)
         request = ReserveCache(
             request_id=queued.sender.request_id,
+            prompt_ids=queued.prompt_ids,
             total_tokens=queued.total_tokens,
+            cache_root=queued.cache_root,
             reply_tx=reply_tx,
         )
         hand_over(self._cache_tx, request)

@@ -66,7 +66,7 @@ class GenerationRequest:
     ``max_tokens`` None means until an end token or a full context.  ``deadline_s`` is an absolute
     trio time.  ``stop`` strings end the text before their first match.  Choice i of several draws
     with ``sampling.seed`` + i (modulo 2**64).  ``min_tokens`` generated tokens are no end tokens.
-    ``thinking_budget`` is the most tokens inside a reasoning block; then its close marker is forced.
+    ``thinking_budget`` is the most tokens inside a reasoning block; then its end is forced.
     """
 
     request_id: str

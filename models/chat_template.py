@@ -9,6 +9,7 @@ by concatenation.  Such a template can only come from whoever chose the model.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -96,7 +97,7 @@ class ChatTemplate:
     ``templates`` maps a name to the source; "tool_use", when there is one, serves requests with
     tools and "default" all others.  ``variables`` are the special tokens (``bos_token`` ...).
     ``now`` is what ``strftime_now`` shows.  Raises ModelLoadError for a template that does not
-    compile.
+    compile.  ``signature`` is equal for equal templates.
     """
 
     def __init__(
@@ -127,6 +128,9 @@ class ChatTemplate:
             ) from error
         except (jinja2.TemplateError, RecursionError) as error:
             raise ModelLoadError(f"the model's chat template is not valid ({error})") from error
+        self.signature = hashlib.sha256(
+            json.dumps(dict(templates), sort_keys=True).encode("utf-8", "surrogatepass")
+        ).hexdigest()
         self._variables = {name: text for name, text in (variables or {}).items() if text}
 
     @property

@@ -32,7 +32,7 @@ class EngineInfo:
     ``prefix`` is how parts of caches can be kept for later sequences: by any range of tokens
     ("blocks"), only as a whole at the length they have ("snapshots"), or not at all ("none").
     ``state_bytes`` is the size of what one sequence holds whatever its length (recurrent state).
-    ``fingerprint`` names weights and cache layout; kept caches of another fingerprint are of no use.
+    ``fingerprint`` names weights and cache layout; caches of another one are of no use.
     ``notes`` are the choices made at load (device, dtype, BLAS, threads), for the log and /props.
     """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -73,6 +74,7 @@ class ScriptedTextModel:
         self.vocab_size = VOCAB_SIZE
         self.context_length = context_length
         self.eos_ids = frozenset({EOS_ID, IM_END_ID})
+        self.newline_ids = frozenset({10})
         self.has_chat_template = has_chat_template
         self.supports_tools = supports_tools
 
@@ -89,6 +91,9 @@ class ScriptedTextModel:
         if add_generation_prompt:
             parts.append("<|im_start|>assistant\n")
         return "".join(parts)
+
+    def template_signature(self, kwargs: Mapping[str, Any]) -> str:
+        return json.dumps(dict(kwargs), sort_keys=True, default=str)
 
     def encode(self, text: str, *, add_special: bool) -> list[int]:
         return [BOS_ID, *text_to_ids(text)] if add_special else text_to_ids(text)

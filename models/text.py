@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,10 @@ class HFTextModel:
         return self._tokenizer.eos_ids
 
     @property
+    def newline_ids(self) -> frozenset[int]:
+        return self._tokenizer.newline_ids
+
+    @property
     def has_chat_template(self) -> bool:
         return self._template is not None
 
@@ -70,6 +75,10 @@ class HFTextModel:
         return self._template.render(
             messages, kwargs=kwargs, add_generation_prompt=add_generation_prompt
         )
+
+    def template_signature(self, kwargs: Mapping[str, Any]) -> str:
+        source = "" if self._template is None else self._template.signature
+        return source + json.dumps(dict(kwargs), sort_keys=True, default=str)
 
     def encode(self, text: str, *, add_special: bool) -> list[int]:
         """A rendered chat already holds its BOS: encode it with ``add_special=False``."""

@@ -44,6 +44,11 @@ class TextModel(Protocol):
         ...
 
     @property
+    def newline_ids(self) -> frozenset[int]:
+        """Tokens that are exactly one newline."""
+        ...
+
+    @property
     def has_chat_template(self) -> bool: ...
 
     @property
@@ -59,6 +64,10 @@ class TextModel(Protocol):
         add_generation_prompt: bool = True,
     ) -> str:
         """The prompt text.  Raises TemplateError."""
+        ...
+
+    def template_signature(self, kwargs: Mapping[str, Any]) -> str:
+        """Equal for equal templates with equal ``kwargs``."""
         ...
 
     def encode(self, text: str, *, add_special: bool) -> list[int]:

@@ -44,6 +44,8 @@ class TextTokenizer:
         self._make_decoder: Callable[[], IncrementalDecoder] = decoder_factory(
             tokenizer, self._table
         )
+        ids = tokenizer.encode("\n", add_special_tokens=False).ids
+        self._newlines = frozenset(ids if len(ids) == 1 else ())
         added = tokenizer.get_added_tokens_decoder()
         self._special_ids = frozenset(one for one, token in added.items() if token.special)
 
@@ -58,6 +60,11 @@ class TextTokenizer:
     @property
     def eos_ids(self) -> frozenset[int]:
         return self._special.eos_ids
+
+    @property
+    def newline_ids(self) -> frozenset[int]:
+        """Tokens that are exactly one newline."""
+        return self._newlines
 
     @property
     def vocab_size(self) -> int:

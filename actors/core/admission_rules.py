@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+from dataclasses import dataclass, replace
 
 from actors.errors import ErrorCode, RequestError
 from actors.limits import Limits
 from actors.requests import GenerationRequest
+from models.sampling import SamplingParams
+from models.text_model import TextModel
+
+SEEDS = 2**64
+
+
+def _to_generate(request: GenerationRequest, room: int) -> int:
+    return room if request.max_tokens is None else min(request.max_tokens, room)
+
+
+def _check_memory(tokens: int, limits: Limits) -> None:
+    """Raises RequestError when one request alone needs more memory than one may have."""
+    most = limits.request_memory_bytes
+    needed = tokens * limits.kv_bytes_per_token
+    if most is not None and needed > most:
+        raise RequestError(
+            ErrorCode.REQUEST_MEMORY,
+            f"The request needs an estimated {needed} bytes of KV cache ({tokens} tokens), but "
+            f"the limit for one request is {most} bytes. Send a shorter prompt or a smaller "
+            "max_tokens.",
+            details={"estimated_bytes": needed, "budget_bytes": most},
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +65,7 @@ def admit(
             f"The prompt has {count} tokens, but the context of a request is {context} tokens; "
             "no room is left to generate.",
         )
+    _check_memory(count + _to_generate(request, context - count), limits)
     budget = limits.cache_budget_tokens
     if request.max_tokens is None:
         max_tokens = max(1, min(context, budget) - count)
@@ -54,3 +78,28 @@ def admit(
             f"to generate), but the KV cache holds {budget} tokens.",
         )
     return Admitted(prompt_ids=prompt_ids, max_tokens=max_tokens)
+
+
+def complete_sampling(request: GenerationRequest, choice: int, text: TextModel) -> SamplingParams:
+    """The sampling of one choice: its own seed, and the tokens that the settings refer to."""
+    sampling = request.sampling
+    if choice:
+        sampling = replace(sampling, seed=(sampling.seed + choice) % SEEDS)
+    if request.min_tokens > 0 and not request.ignore_eos:
+        sampling = replace(
+            sampling, min_tokens=request.min_tokens, end_ids=tuple(sorted(text.eos_ids))
+        )
+    if sampling.xtc_probability > 0:
+        protected = text.eos_ids | text.newline_ids
+        sampling = replace(sampling, xtc_protected=tuple(sorted(protected)))
+    return sampling
+
+
+def cache_root(fingerprint: str, signature: str, bucket: str) -> bytes:
+    """The start of a prompt's hash chain: prompts with different roots share nothing."""
+    parts = (fingerprint, signature, bucket)
+    digest = hashlib.sha256()
+    for part in parts:
+        data = part.encode("utf-8", "surrogatepass")
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return digest.digest()

@@ -12,13 +12,16 @@ import trio
 
 from actors.events import Failed
 from actors.messages import (
-    CacheReply,
+    BlocksExported,
+    ClearCache,
     DeleteResponse,
     GetResponse,
+    GrowCache,
     PutResponse,
     Queued,
     ReleaseCache,
     ReserveCache,
+    ShrinkCache,
     SlotGrant,
     StartSequence,
     Submit,
@@ -31,7 +34,11 @@ Message = (
     | Queued
     | StartSequence
     | ReserveCache
+    | GrowCache
+    | ShrinkCache
     | ReleaseCache
+    | BlocksExported
+    | ClearCache
     | SlotGrant
     | PutResponse
     | GetResponse
@@ -65,7 +72,7 @@ def reply(tx: trio.MemorySendChannel[T], answer: T) -> bool:
     return True
 
 
-async def ask(reply_rx: trio.MemoryReceiveChannel[CacheReply]) -> CacheReply:
+async def ask(reply_rx: trio.MemoryReceiveChannel[T]) -> T:
     """Wait for the answer on a reply channel and close it.  Raises PeerGone if none will come."""
     with reply_rx:
         try:
@@ -87,14 +94,22 @@ def drain(rx: trio.MemoryReceiveChannel[T]) -> list[T]:
 def fail_message(message: Message, failure: Failed) -> None:
     """End whatever ``message`` owns: its request fails, its reply channel closes."""
     match message:
-        case Submit(sender=sender) | Queued(sender=sender):
+        case Submit(senders=senders):
+            for sender in senders:
+                sender.finish(failure)
+        case Queued(sender=sender):
             sender.finish(failure)
         case StartSequence(queued=queued):
             queued.sender.finish(failure)
-        case ReleaseCache() | SlotGrant():
+        case ReleaseCache(reply_tx=tx):
+            if tx is not None:
+                tx.close()
+        case ShrinkCache() | BlocksExported() | SlotGrant():
             pass
         case (
             ReserveCache(reply_tx=tx)
+            | GrowCache(reply_tx=tx)
+            | ClearCache(reply_tx=tx)
             | PutResponse(reply_tx=tx)
             | GetResponse(reply_tx=tx)
             | DeleteResponse(reply_tx=tx)

@@ -21,7 +21,8 @@ async def _request_error(error: RequestError) -> Response:
     headers: dict[str, str] = {}
     if status == 503 and error.retry_after_s is not None:
         headers["Retry-After"] = retry_after(error.retry_after_s)
-    return json_response(code_envelope(error.code, error.message, error.param), status, headers)
+    body = code_envelope(error.code, error.message, error.param, error.details)
+    return json_response(body, status, headers)
 
 
 async def _http_exception(error: HTTPException) -> Response:

@@ -27,6 +27,9 @@ SHAPES: Mapping[ErrorCode, ErrorShape] = {
     ErrorCode.NOT_SUPPORTED: ErrorShape(501, "not_supported_error"),
     ErrorCode.LOADING: ErrorShape(503, "server_busy"),
     ErrorCode.SERVER_BUSY: ErrorShape(503, "server_busy"),
+    ErrorCode.REQUEST_MEMORY: ErrorShape(
+        503, "request_memory_budget_exceeded", "request_memory_budget_exceeded"
+    ),
     ErrorCode.SHUTTING_DOWN: ErrorShape(503, "server_busy"),
     ErrorCode.DEADLINE: ErrorShape(504, "server_timeout"),
     ErrorCode.SLOW_CLIENT: ErrorShape(500, "server_error"),
@@ -60,18 +63,30 @@ def http_error(status: int) -> tuple[str, str]:
 
 
 def envelope(
-    message: str, type_: str, *, code: str | None = None, param: str | None = None
+    message: str,
+    type_: str,
+    *,
+    code: str | None = None,
+    param: str | None = None,
+    details: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
     """The ``error`` object in its envelope; ``param`` appears only when it is known."""
     error: dict[str, Any] = {"message": message, "type": type_, "code": code}
     if param is not None:
         error["param"] = param
+    if details is not None:
+        error.update(details)
     return {"error": error}
 
 
-def code_envelope(code: ErrorCode, message: str, param: str | None = None) -> dict[str, Any]:
+def code_envelope(
+    code: ErrorCode,
+    message: str,
+    param: str | None = None,
+    details: Mapping[str, int] | None = None,
+) -> dict[str, Any]:
     shape = SHAPES[code]
-    return envelope(message, shape.type, code=shape.code, param=param)
+    return envelope(message, shape.type, code=shape.code, param=param, details=details)
 
 
 def retry_after(seconds: float) -> str:

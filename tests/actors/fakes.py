@@ -45,6 +45,7 @@ class Requester:
         )
         self.queued = Queued(
             request=self.request,
+            sampling=self.request.sampling,
             lane=lane,
             prompt_ids=prompt_ids,
             max_tokens=max_tokens,

@@ -78,7 +78,7 @@ class Bench:
             lane=lane,
         )
         self.submit[lane].send_nowait(
-            Submit(request=request, sender=sender, arrived_s=trio.current_time())
+            Submit(request=request, senders=(sender,), arrived_s=trio.current_time())
         )
         return Client(rx, freed)
 

@@ -36,7 +36,15 @@ def reserve(
     tx: trio.MemorySendChannel[CacheMessage], tokens: int
 ) -> trio.MemoryReceiveChannel[CacheReply]:
     reply_tx, reply_rx = trio.open_memory_channel[CacheReply](1)
-    tx.send_nowait(ReserveCache(request_id="r", total_tokens=tokens, reply_tx=reply_tx))
+    tx.send_nowait(
+        ReserveCache(
+            request_id="r",
+            prompt_ids=(1,),
+            total_tokens=tokens,
+            cache_root=None,
+            reply_tx=reply_tx,
+        )
+    )
     return reply_rx
 
 

@@ -181,7 +181,7 @@ async def test_fail_pending_ends_every_request_and_gives_its_place_back() -> Non
         request = GenerationRequest(
             request_id=rid, prompt=TokenPrompt(token_ids=(1,)), sampling=GREEDY
         )
-        submit_tx.send_nowait(Submit(request=request, sender=sender, arrived_s=0.0))
+        submit_tx.send_nowait(Submit(request=request, senders=(sender,), arrived_s=0.0))
     fail_pending(submit_rx, SHUTTING_DOWN)
     assert freed == ["a", "b"]
     for rx in ends:
@@ -191,7 +191,7 @@ async def test_fail_pending_ends_every_request_and_gives_its_place_back() -> Non
         with pytest.raises(trio.EndOfChannel):
             rx.receive_nowait()
     with pytest.raises(trio.BrokenResourceError):
-        submit_tx.send_nowait(Submit(request=request, sender=sender, arrived_s=0.0))
+        submit_tx.send_nowait(Submit(request=request, senders=(sender,), arrived_s=0.0))
 
 
 def test_the_closing_failure_names_the_most_telling_cause() -> None:

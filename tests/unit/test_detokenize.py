@@ -13,7 +13,10 @@ BYTE_LEVEL = byte_level()
 SPM = sentencepiece_bpe()
 SPM_NO_STRIP = sentencepiece_bpe(strip=False)
 WORDPIECE = wordpiece()
-TABLES = {id(tok): decoder_factory(tok, byte_table(tok)) for tok in (BYTE_LEVEL, SPM, SPM_NO_STRIP, WORDPIECE)}
+TABLES = {
+    id(tok): decoder_factory(tok, byte_table(tok))
+    for tok in (BYTE_LEVEL, SPM, SPM_NO_STRIP, WORDPIECE)
+}
 
 PIECES = st.sampled_from(
     [

@@ -35,7 +35,10 @@ def thread_names(pid: int) -> dict[int, str]:
     names: dict[int, str] = {}
     try:
         for entry in os.listdir(f"/proc/{pid}/task"):
-            names[int(entry)] = Path(f"/proc/{pid}/task/{entry}/comm").read_text().strip()
+            try:
+                names[int(entry)] = Path(f"/proc/{pid}/task/{entry}/comm").read_text().strip()
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # it ended since it was listed
     except OSError as error:
         raise UsageError(f"cannot read process {pid}: {error}") from None
     return names
