@@ -104,8 +104,9 @@ class BatchQuantizedKVCache(BatchKVCache):  # type: ignore[misc]
         new_keys = quantized(keys, self.group_size, self.bits)
         new_values = quantized(values, self.group_size, self.bits)
         start, end = self._idx, self._idx + keys.shape[2]
-        self.keys = with_room(self.keys, new_keys, start, end, self.step)
-        self.values = with_room(self.values, new_values, start, end, self.step)
+        columns = -(-end // self.step) * self.step
+        self.keys = with_room(self.keys, new_keys, start, end, columns)
+        self.values = with_room(self.values, new_values, start, end, columns)
         assign(self.keys, slice(None), slice(start, end), new_keys)
         assign(self.values, slice(None), slice(start, end), new_values)
         self._idx = end

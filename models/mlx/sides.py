@@ -51,19 +51,14 @@ def assign(side: Side, rows: Any, columns: slice, new: Side) -> None:
         part[rows, :, columns] = values
 
 
-def with_room(side: Side | None, like: Side, used: int, needed: int, step: int) -> Side:
-    """``side`` with at least ``needed`` columns, of which the first ``used`` keep their content.
+def with_room(side: Side | None, like: Side, used: int, needed: int, columns: int) -> Side:
+    """``side`` if it has ``needed`` columns, else with ``columns`` of them.
 
-    It grows to a multiple of ``step``; a new one has the rows of ``like``.
+    The first ``used`` keep their content.  A new side has the rows of ``like``.
     """
-    columns = -(-needed // step) * step
     if side is None:
         return blank(like, parts(like)[0].shape[0], columns)
     if columns_of(side) >= needed:
         return side
     more = blank(side, parts(side)[0].shape[0], columns - used)
-    return mapped(
-        lambda old, new: mx.concatenate([old[:, :, :used], new], axis=2),
-        side,
-        more,
-    )
+    return mapped(lambda old, new: mx.concatenate([old[:, :, :used], new], axis=2), side, more)
