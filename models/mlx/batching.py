@@ -11,7 +11,7 @@ import copy
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import mlx.core as mx
 
@@ -28,8 +28,18 @@ Caches = list[Any]
 SLACK_COLUMNS: Final = 256
 
 
-def new_caches(model: Any) -> Caches:
+def new_caches(
+    model: Any,
+    *,
+    max_kv_size: int | None = None,
+    kv_bits: int | None = None,
+    kv_group_size: int = 64,
+) -> Caches:
     return list(make_prompt_cache(model))
+
+
+def prefix_mode(caches: Caches) -> Literal["blocks", "snapshots", "none"]:
+    return "blocks" if all(type(cache) is KVCache for cache in caches) else "snapshots"
 
 
 def can_batch(caches: Caches) -> bool:

@@ -26,6 +26,20 @@ def kv_bytes_per_token(caches: list[Any]) -> int:
     return sum(_per_token(cache) for cache in caches)
 
 
+def state_bytes(caches: list[Any]) -> int:
+    """Size of what used single-sequence caches hold whatever their length (recurrent state)."""
+    total = 0
+    for cache in caches:
+        parts = getattr(cache, "caches", None)
+        if parts is not None:
+            total += state_bytes(parts)
+        elif _per_token(cache) == 0:
+            state = getattr(cache, "cache", None)
+            held = state if isinstance(state, list | tuple) else ()
+            total += sum(int(item.nbytes) for item in held if isinstance(item, mx.array))
+    return total
+
+
 def _per_token(cache: Any) -> int:
     parts = getattr(cache, "caches", None)
     if parts is not None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import mlx.core as mx
@@ -35,7 +36,7 @@ _MIX_2: Final = np.uint64(0x94D049BB133111EB)
 Words = npt.NDArray[np.uint64]
 
 
-def check_params(params: SamplingParams) -> str | None:
+def check_params(params: SamplingParams, vocab_size: int = 0) -> str | None:
     """Why these settings cannot be used, or None."""
     for name in ("temperature", "top_p", "min_p"):
         value = getattr(params, name)
@@ -182,10 +183,23 @@ def _top(logits: mx.array, count: int) -> mx.array:
     return mx.take_along_axis(columns, inside, axis=-1)
 
 
+@dataclass(slots=True)
+class Draw:
+    tokens: mx.array
+    logprobs: Any = None
+
+
 class BatchSampler:
     """Draws for one composition of a batch; the arrays of its settings are made once."""
 
-    def __init__(self, params: Sequence[SamplingParams], vocab_size: int) -> None:
+    def __init__(
+        self,
+        params: Sequence[SamplingParams],
+        vocab_size: int,
+        *,
+        histories: Any = None,
+        generated: Any = None,
+    ) -> None:
         self._seeds = np.array([item.seed for item in params], dtype=np.uint64)
         members: dict[tuple[str, int], list[int]] = {}
         for row, item in enumerate(params):
@@ -198,7 +212,7 @@ class BatchSampler:
         order = np.argsort(np.concatenate([group.index for group in self.groups]))
         self._order = None if len(self.groups) == 1 else mx.array(order.astype(np.uint32))
 
-    def draw(self, logits: mx.array, positions: Sequence[int]) -> mx.array:
+    def draw(self, logits: mx.array, positions: Sequence[int]) -> Draw:
         """[B, V] logits -> [B] token ids (uint32), not evaluated.
 
         ``positions`` are the indices of the drawn tokens in their sequences.
@@ -207,7 +221,7 @@ class BatchSampler:
         if self._random:
             uniform = mx.array(uniforms(self._seeds, np.array(positions, dtype=np.uint64)))
         drawn = [group.draw(logits, uniform) for group in self.groups]
-        return drawn[0] if self._order is None else mx.concatenate(drawn)[self._order]
+        return Draw(drawn[0] if self._order is None else mx.concatenate(drawn)[self._order])
 
 
 def _need(params: SamplingParams, vocab_size: int) -> tuple[str, int]:

@@ -183,8 +183,8 @@ def test_everything_may_be_dropped_while_a_decode_runs_ahead(plain: Any) -> None
 def test_a_step_that_nobody_wants_ends_early_and_harms_nobody(
     plain: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("models.mlx.backend.LAYERS_AT_ONCE", 1)
-    monkeypatch.setattr("models.mlx.backend.WORTH_ABANDONING_S", 0.0)
+    monkeypatch.setattr("models.mlx.sequences.LAYERS_AT_ONCE", 1)
+    monkeypatch.setattr("models.mlx.sequences.WORTH_ABANDONING_S", 0.0)
     backend = make_backend(plain)
     prompt = prompt_of(3, 14)
     expected = solo_tokens(plain, prompt, 6)
@@ -205,7 +205,7 @@ def test_a_step_that_nobody_wants_ends_early_and_harms_nobody(
 def test_a_prompt_that_nobody_wants_is_given_up(
     plain: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("models.mlx.backend.LAYERS_AT_ONCE", 1)
+    monkeypatch.setattr("models.mlx.sequences.LAYERS_AT_ONCE", 1)
     backend = make_backend(plain)
     chunk = PrefillChunk(sequence_id=1, tokens=prompt_of(1, 30), start=0)
     backend.abandon(8)
@@ -217,7 +217,7 @@ def test_a_prompt_that_nobody_wants_is_given_up(
 
 
 def test_only_the_named_step_is_given_up(plain: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("models.mlx.backend.LAYERS_AT_ONCE", 1)
+    monkeypatch.setattr("models.mlx.sequences.LAYERS_AT_ONCE", 1)
     backend = make_backend(plain)
     backend.abandon(7)
     chunk = PrefillChunk(sequence_id=1, tokens=prompt_of(1, 9), start=0, sampling=GREEDY)
@@ -229,7 +229,7 @@ def test_long_decodes_do_not_run_ahead(plain: Any) -> None:
     prefill(backend, 1, prompt_of(1, 8))
     decode(backend, 1)
     decode(backend, 1)
-    assert backend._running is None
+    assert not backend._decoder.running
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 7, 16, 33])
