@@ -20,6 +20,8 @@ import mlx.nn as nn
 from mlx_lm.models import activations, base
 
 LOG2E = 1.4426950408889634
+#: Queries of a causal prompt that are computed together; of 32 to 256 this took the least time.
+BLOCK = 64
 
 Attention = Callable[..., mx.array]
 
@@ -45,6 +47,28 @@ def attention(
         return _original_attention(
             queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks
         )
+    count, length = queries.shape[2], keys.shape[2]
+    if isinstance(mask, str) and count > BLOCK:
+        # The columns that a block of queries cannot see are never computed, and what is stays in
+        # the processor's cache.
+        past = length - count
+        blocks = [
+            _attention(
+                queries[:, :, start : start + BLOCK],
+                keys[:, :, : past + start + BLOCK],
+                values[:, :, : past + start + BLOCK],
+                scale,
+                mask,
+            )
+            for start in range(0, count, BLOCK)
+        ]
+        return mx.concatenate(blocks, axis=2)
+    return _attention(queries, keys, values, scale, mask)
+
+
+def _attention(
+    queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: mx.array | str | None
+) -> mx.array:
     batch, heads, count, width = queries.shape
     groups, length = keys.shape[1], keys.shape[2]
     repeats = heads // groups

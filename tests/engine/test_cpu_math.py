@@ -46,6 +46,14 @@ def test_attention_equals_the_original(heads: int, groups: int, n: int, kind: st
     assert_same(cpu_math.attention(q, k, v, None, 0.25, mask), want)
 
 
+@pytest.mark.parametrize(("n", "length"), [(64, 64), (65, 65), (150, 150), (130, 221)])
+def test_long_causal_prompts_equal_the_original(n: int, length: int) -> None:
+    """They are computed in blocks of queries."""
+    q, k, v = arrays(n, length, 6, 2)
+    want = mx.fast.scaled_dot_product_attention(q, k, v, scale=0.25, mask="causal")
+    assert_same(cpu_math.attention(q, k, v, None, 0.25, "causal"), want)
+
+
 def test_large_scores_do_not_overflow() -> None:
     q, k, v = arrays(2, 6, 4, 2)
     want = mx.fast.scaled_dot_product_attention(q * 1e3, k, v, scale=1.0)

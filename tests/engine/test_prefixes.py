@@ -127,15 +127,15 @@ def test_two_sequences_over_one_prefix_never_disturb_each_other(plain: Any) -> N
     prefix = KeptPrefix(handles=(100, 101, 102, 103, 104), tokens=20)
     tokens = {}
     for key in (2, 3, 4):
-        tokens[key] = open_from(backend, key, prompt[:20] + (key,), prefix)
+        tokens[key] = open_from(backend, key, (*prompt[:20], key), prefix)
         run(backend, key, tokens[key], 5)  # writes behind the prefix, in a batch of one
     for _ in range(6):
         for key, token in decode(backend, 2, 3, 4).tokens.items():
             tokens[key].append(token)
     for key in (2, 3, 4):
-        assert tokens[key] == solo_tokens(plain, prompt[:20] + (key,), len(tokens[key]))
-    fresh = run(backend, 5, open_from(backend, 5, prompt[:20] + (9,), prefix), 8)
-    assert fresh == solo_tokens(plain, prompt[:20] + (9,), 8)
+        assert tokens[key] == solo_tokens(plain, (*prompt[:20], key), len(tokens[key]))
+    fresh = run(backend, 5, open_from(backend, 5, (*prompt[:20], 9), prefix), 8)
+    assert fresh == solo_tokens(plain, (*prompt[:20], 9), 8)
 
 
 def test_choices_opened_from_a_snapshot(model: Any) -> None:
