@@ -15,6 +15,7 @@ import trio
 from actors.cache_manager import CacheManager
 from actors.closing import closing_failure
 from actors.core.cost_model import CostModel
+from actors.core.prefix_cache import CacheMemory
 from actors.core.service_rate import ServiceRate
 from actors.decode_loop import DecodeLoop
 from actors.decode_row import DecodeCounters
@@ -23,7 +24,7 @@ from actors.kit.faults import NO_FAULTS, Faults
 from actors.kit.journal import Journal
 from actors.kit.supervise import Supervisor
 from actors.limits import LANES, Limits
-from actors.messages import CacheMessage, Queued, SlotGrant, StartSequence
+from actors.messages import CacheControl, CacheMessage, Queued, SlotGrant, StartSequence
 from actors.phase import PhaseCell
 from actors.ports import SlotStatus
 from actors.prefill_queue import NAME as QUEUE_NAME
@@ -76,6 +77,8 @@ class Pipeline:
         self._actors: tuple[CacheManager, DecodeLoop] | None = None
         self.counters = DecodeCounters()
         self.cost = CostModel()
+        self.cache_memory = CacheMemory()
+        self._control_tx, self._control = trio.open_memory_channel[CacheControl](1)
 
     async def supervised(self, supervisor: Supervisor) -> None:
         """Run until cancelled.  Raises SupervisionFailed; nobody is left waiting either way."""
@@ -92,7 +95,11 @@ class Pipeline:
         starts_tx, starts_rx = trio.open_memory_channel[StartSequence](self._limits.starts_channel)
         cache = CacheManager(
             inbox=cache_rx,
-            budget_tokens=self._limits.cache_budget_tokens,
+            control=self._control.clone(),
+            limits=self._limits,
+            mode=self._engine.info.prefix,
+            state_bytes=self._engine.info.state_bytes,
+            memory=self.cache_memory,
             journal=self._journal,
             faults=self._faults,
         )

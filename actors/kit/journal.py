@@ -25,7 +25,14 @@ EVENTS: dict[str, tuple[str, ...]] = {
     # cache
     "leased": ("rid", "lease", "tokens", "leased_tokens"),  # last field: sum over all leases
     "lease_refused": ("rid", "tokens", "free_tokens"),
+    "grown": ("rid", "lease", "tokens", "leased_tokens"),
+    "grow_refused": ("rid", "lease"),
+    "shrunk": ("rid", "lease", "leased_tokens"),
     "lease_released": ("rid", "lease", "leased_tokens"),
+    "prefix_hit": ("rid", "handles", "tokens"),  # the lease opens from these
+    "kept": ("rid", "handles"),  # the released sequence leaves these to the engine
+    "forgotten": ("handles",),  # the engine has to free these
+    "cleared": ("entries",),
     # decode loop
     "granted": ("slot",),  # a free slot was offered to the queue
     "started": ("rid", "seq", "slot", "lease"),

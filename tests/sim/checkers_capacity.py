@@ -22,7 +22,7 @@ def budget_kept(run: Run) -> None:
     slots = Slots()
     for entry in run.entries:
         slots.apply(entry)
-        if entry.event not in ("leased", "lease_released"):
+        if entry.event not in ("leased", "grown", "shrunk", "lease_released"):
             continue
         total = sum(tokens for _, tokens in slots.leases.values())
         if entry["leased_tokens"] != total:

@@ -142,8 +142,10 @@ class Slots:
             case "slot_freed":
                 self.active.pop(entry["rid"], None)
                 self.parked.discard(entry["rid"])
-            case "leased":
+            case "leased" | "grown":
                 self.leases[entry["lease"]] = (entry["rid"], entry["tokens"])
+            case "shrunk":
+                self.leases[entry["lease"]] = (entry["rid"], 0)
             case "lease_released":
                 self.leases.pop(entry["lease"], None)
             case "parked":
