@@ -14,6 +14,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from models.mlx import masks
 from models.mlx.justified import (
     JUSTIFIED,
     SINGLE,
@@ -30,7 +31,6 @@ from models.mlx.kv_kinds import (
     Caches,
     arrays_of,
     can_batch,
-    check_caches,
     kinds_of,
     leaves,
     new_caches,
@@ -47,13 +47,14 @@ __all__ = [
     "UnsupportedCaches",
     "arrays_of",
     "can_batch",
-    "check_caches",
     "kinds_of",
     "new_caches",
     "prefix_mode",
     "remember",
     "share_offsets",
 ]
+
+masks.install()
 
 
 def share_offsets(caches: Caches) -> None:

@@ -20,8 +20,6 @@ from mlx_lm.models.cache import CacheList, KVCache, make_prompt_cache  # noqa: E
 # One per layer.  The classes are mlx-lm's or ours, and differ from model to model.
 Caches = list[Any]
 
-PROBE_SIZE = 8
-
 
 def new_caches(
     model: Any,
@@ -52,32 +50,6 @@ def new_caches(
         return WindowKVCache(max_kv_size, KEEP)
 
     return [changed(cache) for cache in caches]
-
-
-def check_caches(
-    model: Any,
-    *,
-    max_kv_size: int | None = None,
-    kv_bits: int | None = None,
-    kv_group_size: int = 64,
-) -> None:
-    """Run a few tokens through the model with such caches.
-
-    Raises UnsupportedCaches where the model's attention cannot work with them: it reads plain
-    arrays itself (DeepSeek V3 and relatives), or uses sinks, which quantised attention lacks.
-    """
-    new_caches(model, max_kv_size=max_kv_size, kv_bits=kv_bits, kv_group_size=kv_group_size)
-    size = None if max_kv_size is None else min(PROBE_SIZE, max_kv_size)
-    caches = new_caches(model, max_kv_size=size, kv_bits=kv_bits, kv_group_size=kv_group_size)
-    try:
-        # With a limit the second chunk reaches over its end, and the last token behind it.
-        for count in (2, PROBE_SIZE, 1):
-            mx.eval(model(mx.zeros((1, count), mx.uint32), cache=caches), arrays_of(caches))
-    except UnsupportedCaches:
-        raise
-    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as e:
-        kind = "quantised KV caches" if kv_bits is not None else "KV caches of limited size"
-        raise UnsupportedCaches(f"this model cannot work with {kind}: {e}") from e
 
 
 def kinds_of(caches: Sequence[Any]) -> str:

@@ -6,7 +6,6 @@ token is rarely a near tie.
 
 from __future__ import annotations
 
-import functools
 import math
 import zlib
 from dataclasses import dataclass, field
@@ -16,26 +15,30 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 
+from models.mlx.batching import new_caches
 from models.mlx.lm import mlx_lm_utils
 
 VOCAB_SIZE = 128
 WIDTH = 32
 WINDOW = 12
+HEADS = ("lm_head", "embed_out")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """One architecture.
 
-    ``prefix`` and ``max_batch`` are what the server must say of it.  ``quantized``: whether its
-    attention can read quantised keys and values.
+    The rest is what the server must find out about it: how parts of its caches can be kept, whether
+    its sequences can be decoded together, and whether it can have quantised or limited caches
+    ("ignored": it has no plain caches that could be replaced).
     """
 
     name: str
     config: dict[str, Any] = field(repr=False)
     prefix: Literal["blocks", "snapshots", "none"] = "blocks"
     max_batch: int | None = None
-    quantized: bool = True
+    quantized: Literal["yes", "no", "ignored"] = "no"
+    limited: Literal["yes", "no", "ignored"] = "yes"
 
 
 COMMON: dict[str, Any] = {
@@ -51,7 +54,7 @@ COMMON: dict[str, Any] = {
     "norm_eps": 1e-5,
     "rope_theta": 10000.0,
     "tie_word_embeddings": False,
-    "head_dim": 8,
+    "head_dim": 32,
     "attention_bias": False,
 }
 MOE: dict[str, Any] = {
@@ -65,10 +68,10 @@ MOE: dict[str, Any] = {
 }
 LATENT: dict[str, Any] = {
     "q_lora_rank": 16,
-    "kv_lora_rank": 16,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 8,
-    "v_head_dim": 8,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 32,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 32,
     "num_key_value_heads": 4,
 }
 DEEPSEEK: dict[str, Any] = {
@@ -81,6 +84,7 @@ DEEPSEEK: dict[str, Any] = {
     "topk_group": 1,
     "first_k_dense_replace": 1,
 }
+SPARSE: dict[str, Any] = {"index_topk": 6, "index_n_heads": 2, "index_head_dim": 32}
 MAMBA: dict[str, Any] = {
     "mamba_d_conv": 4,
     "mamba_d_state": 8,
@@ -100,36 +104,52 @@ def _family(name: str, *changes: dict[str, Any], model_type: str = "", **facts: 
 
 
 FAMILIES: tuple[Family, ...] = (
-    _family("llama"),
-    _family("llama without groups", {"num_key_value_heads": 4}, model_type="llama"),
-    _family("mistral", {"rope_traditional": True, "num_key_value_heads": 1}),
+    _family("llama", quantized="yes"),
+    _family(
+        "llama without groups", {"num_key_value_heads": 4}, model_type="llama", quantized="yes"
+    ),
+    _family("mistral", {"rope_traditional": True, "num_key_value_heads": 1}, quantized="yes"),
     _family("qwen2"),
-    _family("qwen3"),
+    _family("qwen3", quantized="yes"),
     _family("phi3", {"rope_scaling": None}),
-    _family("olmo2"),
+    _family("olmo2", quantized="yes"),
     _family("gpt_neox", {"rotary_emb_base": 10000, "rotary_pct": 0.5}),
-    _family("gemma2", {"query_pre_attn_scalar": 8}, quantized=False),
-    _family("qwen3_moe", MOE),
+    _family("gemma2", {"query_pre_attn_scalar": 32}),
+    _family("qwen3_moe", MOE, quantized="yes"),
     _family("mixtral", MOE),
     # attention over latents; v2 caches whole keys and values
-    _family("deepseek_v2", DEEPSEEK),
-    _family("deepseek_v3", DEEPSEEK, quantized=False),
-    _family("minicpm3", LATENT, {"dim_model_base": 16, "scale_depth": 1.4, "scale_emb": 1.0}),
+    _family("deepseek_v2", DEEPSEEK, {"rope_scaling": {"factor": 2.0}}, quantized="yes"),
+    _family("deepseek_v3", DEEPSEEK),
+    _family(
+        "deepseek_v32",
+        DEEPSEEK,
+        SPARSE,
+        prefix="snapshots",
+        quantized="ignored",
+        limited="ignored",
+    ),
+    _family(
+        "minicpm3",
+        LATENT,
+        {"dim_model_base": 16, "scale_depth": 1.4, "scale_emb": 1.0, "rope_scaling": {}},
+    ),
     # sliding windows
     _family(
         "gemma3_text",
-        {"query_pre_attn_scalar": 8, "sliding_window": WINDOW, "sliding_window_pattern": 2},
+        {"query_pre_attn_scalar": 32, "sliding_window": WINDOW, "sliding_window_pattern": 2},
         prefix="snapshots",
+        quantized="yes",
     ),
     _family(
         "llama with windows",
         {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]},
         model_type="llama",
         prefix="snapshots",
+        quantized="yes",
     ),
     _family(
         "cohere2",
-        {"sliding_window": WINDOW, "sliding_window_pattern": 2, "logit_scale": 1.0},
+        {"sliding_window": WINDOW, "sliding_window_pattern": 2, "logit_scale": 1.0, "head_dim": 8},
         prefix="snapshots",
     ),
     _family(
@@ -147,7 +167,6 @@ FAMILIES: tuple[Family, ...] = (
             },
         },
         prefix="snapshots",
-        quantized=False,
     ),
     # recurrent
     _family(
@@ -160,6 +179,8 @@ FAMILIES: tuple[Family, ...] = (
             "time_step_rank": 4,
         },
         prefix="snapshots",
+        quantized="ignored",
+        limited="ignored",
     ),
     _family(
         "rwkv7",
@@ -170,6 +191,8 @@ FAMILIES: tuple[Family, ...] = (
             "decay_low_rank_dim": 8,
         },
         prefix="snapshots",
+        quantized="ignored",
+        limited="ignored",
     ),
     # attention and recurrent layers
     _family(
@@ -205,6 +228,8 @@ FAMILIES: tuple[Family, ...] = (
         MAMBA,
         {"mamba_d_ssm": 32},
         prefix="snapshots",
+        quantized="ignored",
+        limited="ignored",
     ),
     _family(
         "qwen3_next",
@@ -220,6 +245,7 @@ FAMILIES: tuple[Family, ...] = (
             "partial_rotary_factor": 0.5,
         },
         prefix="snapshots",
+        quantized="yes",
     ),
     _family(
         "recurrent_gemma",
@@ -231,6 +257,8 @@ FAMILIES: tuple[Family, ...] = (
             "num_key_value_heads": 1,
         },
         prefix="snapshots",
+        quantized="ignored",
+        limited="ignored",
     ),
     _family(
         "lfm2",
@@ -247,6 +275,65 @@ FAMILIES: tuple[Family, ...] = (
         },
         prefix="snapshots",
     ),
+    # layers that share caches
+    _family(
+        "gemma4_text",
+        {
+            "num_hidden_layers": 3,
+            "num_kv_shared_layers": 1,
+            "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+            "sliding_window": WINDOW,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": VOCAB_SIZE,
+            "global_head_dim": 32,
+        },
+        prefix="snapshots",
+    ),
+    # not in a batch: chunked attention; positions from columns; one position for all rows
+    _family(
+        "llama4",
+        {
+            "text_config": {
+                **COMMON,
+                "model_type": "llama4_text",
+                "num_hidden_layers": 4,
+                "attention_chunk_size": 16,
+                "interleave_moe_layer_step": 2,
+                "intermediate_size_mlp": 48,
+                "num_local_experts": 4,
+                "num_experts_per_tok": 1,
+                "rope_scaling": None,
+                "use_qk_norm": True,
+            }
+        },
+        prefix="snapshots",
+        quantized="yes",
+        max_batch=1,
+    ),
+    _family(
+        "afm7",
+        {
+            "hidden_dim": WIDTH,
+            "num_layers": 3,
+            "num_kv_reuse_layers": 1,
+            "num_heads": 4,
+            "num_kv_heads": 2,
+        },
+        max_batch=1,
+        limited="no",
+    ),
+    _family(
+        "gpt_bigcode",
+        {
+            "n_embd": WIDTH,
+            "n_layer": 2,
+            "n_inner": 48,
+            "n_head": 4,
+            "n_positions": 256,
+            "layer_norm_epsilon": 1e-5,
+        },
+        max_batch=1,
+    ),
 )
 
 
@@ -255,9 +342,12 @@ def build(family: Family) -> Any:
     model_class, args_class = mlx_lm_utils()._get_classes(family.config)
     model = model_class(args_class.from_dict(family.config))
     rng = np.random.default_rng(zlib.crc32(family.name.encode()))
+    arrays = dict(sorted(tree_flatten(model.parameters())))
+    # With a head of its own the embedding may be large; as the head it would repeat its input.
+    embedding = 1.0 if any(_is_head(name) for name in arrays) else 0.2
     weights = [
-        (name, mx.array(_weight(name, tuple(array.shape), rng)))
-        for name, array in sorted(tree_flatten(model.parameters()))
+        (name, mx.array(_weight(name, tuple(array.shape), rng, embedding)))
+        for name, array in arrays.items()
         if array.ndim >= 2  # norms and the like keep the values they start with
     ]
     model.load_weights(weights, strict=False)
@@ -266,15 +356,31 @@ def build(family: Family) -> Any:
     return model
 
 
-def _weight(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> Any:
+def _is_head(name: str) -> bool:
+    return any(head in name for head in HEADS)
+
+
+def _weight(name: str, shape: tuple[int, ...], rng: np.random.Generator, embedding: float) -> Any:
     """Scaled so that activations keep their size, and so that the logits are well apart."""
     fan_in = math.prod(shape[1:]) if "conv" in name else shape[-1]
-    scale = 1.0 if "embed" in name else fan_in**-0.5
-    if name.startswith(("lm_head", "embed_out")):
-        scale *= 3.0
+    scale = embedding if "embed" in name or "wte" in name else fan_in**-0.5
+    if _is_head(name):
+        scale = 3.0 * fan_in**-0.5
     return rng.standard_normal(shape, dtype=np.float32) * np.float32(scale)
 
 
-@functools.cache
-def by_name() -> dict[str, Family]:
-    return {family.name: family for family in FAMILIES}
+class WithCaches:
+    """A model whose sequences have other caches; ``settings`` are those of ``new_caches``."""
+
+    def __init__(self, model: Any, **settings: Any) -> None:
+        self._model = model
+        self._settings = settings
+        self.model_type = model.model_type
+        self.layers = model.layers
+        self.named_modules = model.named_modules
+
+    def make_cache(self) -> list[Any]:
+        return new_caches(self._model, **self._settings)
+
+    def __call__(self, inputs: mx.array, cache: list[Any]) -> Any:
+        return self._model(inputs, cache=cache)
