@@ -26,7 +26,6 @@ from tests.engine.tiny import make_backend, prompt_of, solo_tokens
 
 pytestmark = pytest.mark.mlx
 
-COUNT = 14
 PROMPTS = {
     key: tuple(token % VOCAB_SIZE for token in prompt_of(key, length))
     for key, length in enumerate((3, 21, 9, 30, 1, 14))
@@ -104,8 +103,8 @@ class Conversation:
 
 
 def _expected(model: Any, settings: dict[str, Any]) -> dict[int, list[int]]:
-    """Tokens of each prompt alone, for as long as the longest test decodes."""
-    count = 3 * COUNT
+    """Tokens of each prompt alone, for as long as the test decodes it at most."""
+    count = 26
     if not settings:
         return {key: solo_tokens(model, prompt, count) for key, prompt in PROMPTS.items()}
     return {key: _by_hand(model, prompt, count, settings) for key, prompt in PROMPTS.items()}
@@ -144,6 +143,8 @@ def test_together_equals_alone(family: Family, choice: str) -> None:
     _come_and_go(crowd)
     crowd.check(expected)
     assert [len(crowd.tokens[key]) for key in PROMPTS] == [21, 21, 11, 26, 16, 8]
+    if choice != "plain" and family.name not in ("llama", "gemma3_text", "qwen3_next"):
+        return
     ahead = Conversation(_backend(model, settings, run_ahead_s=float("inf")), chunk=30)
     _come_and_go(ahead)
     ahead.check(expected)
@@ -153,7 +154,7 @@ def _take_turns(talk: Conversation) -> None:
     """Sequences side by side, never two in one decode."""
     for key in PROMPTS:
         talk.read_prompt(key)
-    for key in (0, 1, 1, 3, 0, 2, 4, 3, 5, 0, 5) * 2:
+    for key in (0, 1, 1, 3, 0, 2, 4, 3, 5, 0, 5):
         talk.step(key)
 
 
