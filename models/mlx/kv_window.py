@@ -203,7 +203,7 @@ class BatchWindowKVCache:
         batch = cls(caches[0].max_size, caches[0].keep)
         batch._allocate(caches[0], [cache.offset for cache in caches])
         for row, cache in enumerate(caches):
-            batch._put(row, cache)
+            batch.put(row, cache)
         return batch
 
     def regrouped(
@@ -218,17 +218,25 @@ class BatchWindowKVCache:
             assign(batch.keys, places, columns, cut(self.keys, kept, columns))
             assign(batch.values, places, columns, cut(self.values, kept, columns))
         for row, cache in enumerate(join, len(rows)):
-            batch._put(row, cache)
+            batch.put(row, cache)
         return batch
 
     def _allocate(self, like: Any, lengths: list[int]) -> None:
-        self._longest = max(lengths)
-        self.offset = mx.array(lengths)
+        self.set_lengths(lengths, mx.array(lengths))
         columns = _room(self.size() + 1, self.max_size)
         self.keys = blank(like.keys, len(lengths), columns)
         self.values = blank(like.values, len(lengths), columns)
 
-    def _put(self, row: int, single: WindowKVCache) -> None:
+    def has_room(self, longest: int) -> bool:
+        """Whether every row may hold this many tokens without another allocation."""
+        return bool(min(longest, self.max_size) <= columns_of(self.keys))
+
+    def set_lengths(self, lengths: Sequence[int], offset: mx.array) -> None:
+        """``lengths`` of all rows, and the same as an array."""
+        self._longest, self.offset = max(lengths), offset
+
+    def put(self, row: int, single: WindowKVCache) -> None:
+        """Let ``single`` take over the columns of a row; :meth:`set_lengths` has to follow."""
         keys, values = single.keys_and_values()
         place, columns = slice(row, row + 1), slice(0, columns_of(keys))
         assign(self.keys, place, columns, keys)
@@ -246,7 +254,7 @@ class BatchWindowKVCache:
         for name in ("keys", "values"):
             mine, theirs = getattr(self, name), getattr(other, name)
             columns = max(columns_of(mine), columns_of(theirs))
-            sides = (_widened(mine, columns), _widened(theirs, columns))
+            sides = [_widened(mine, columns), _widened(theirs, columns)]
             setattr(self, name, mx.concatenate(sides))
         self.offset = mx.concatenate([self.offset, other.offset])
 
