@@ -30,15 +30,15 @@ from actors.core.sequence import SequencePhase
 from actors.core.service_rate import ServiceRate
 from actors.core.step_planner import PrefillNeed, StepShape, plan_step
 from actors.decode_row import DecodeCounters, Row, Slots
-from actors.delivery import Drawn
-from actors.events import Failed, Started
+from actors.delivery import Drawn, chances_of
+from actors.events import Failed, FinishReason, Started
 from actors.kit.channels import hand_over
 from actors.kit.faults import NO_FAULTS, Faults
 from actors.kit.journal import Journal
 from actors.limits import Limits
 from actors.messages import CacheMessage, ReleaseCache, SlotGrant, StartSequence
 from actors.phase import PhaseCell
-from models.engine import Engine, EngineDead, EngineError, StepPlan, StepResult
+from models.engine import Engine, EngineDead, EngineError, StepPlan, StepResult, TokenLogprobs
 from models.text_model import TextModel
 
 NAME = "decode"
@@ -244,6 +244,7 @@ class DecodeLoop:
             drop=tuple(self._drops),
             decode=shape.decode,
             prefill=tuple(self.slots.by_id[sid].seq.chunk(count) for sid, count in shape.prefill),
+            force=self._forced(shape),
         )
         self._counters.next_step += 1
         self._drops.clear()
@@ -252,6 +253,19 @@ class DecodeLoop:
         if self._journal.enabled:
             self._note_plan(plan, shape)
         return plan, shape
+
+    def _forced(self, shape: StepShape) -> dict[int, int]:
+        """The tokens that end reasoning blocks which have become too long."""
+        drawing = list(shape.decode)
+        drawing += [
+            sid for sid, count in shape.prefill if self.slots.by_id[sid].seq.ends_with(count)
+        ]
+        forced: dict[int, int] = {}
+        for sid in drawing:
+            thinking = self.slots.by_id[sid].seq.thinking
+            if thinking is not None and thinking.forced is not None:
+                forced[sid] = thinking.forced
+        return forced
 
     def _ready_rows(self) -> Iterator[Row]:
         """Rows that decode and have room; the others are parked."""
@@ -324,16 +338,19 @@ class DecodeLoop:
                 row.seq.evaluated(count)
         for sid, reason in result.failed.items():
             self._row_failed(sid, reason)
+        for sid in shape.decode:
+            row = self.slots.by_id.get(sid)
+            if row is not None and sid in result.tokens:
+                row.seq.decoded()
         for sid, token_id in result.tokens.items():
             row = self.slots.by_id.get(sid)
             if row is not None:  # otherwise a stop string ended it while this step ran
-                self._draw(row, token_id)
+                self._draw(row, token_id, result.logprobs.get(sid))
 
-    def _draw(self, row: Row, token_id: int) -> None:
-        seq = row.seq
-        ends_it = token_id in seq.eos_ids
-        reason = seq.draw(token_id)
-        self._outbox.append((row, Drawn(None if ends_it else token_id, reason)))
+    def _draw(self, row: Row, token_id: int, logprobs: TokenLogprobs | None) -> None:
+        reason = row.seq.draw(token_id)
+        shown = None if reason is FinishReason.STOP else token_id
+        self._outbox.append((row, Drawn(shown, reason, logprobs)))
         if reason is not None:
             self._drop(row)
 
@@ -364,7 +381,10 @@ class DecodeLoop:
         row.note_token(now)
         script = row.transcript
         if drawn.token_id is not None:
-            delta = script.add(drawn.token_id)
+            chances = None
+            if drawn.logprobs is not None:
+                chances = chances_of(drawn.token_id, drawn.logprobs, self._text.token_bytes)
+            delta = script.add(drawn.token_id, chances)
             if not row.sender.send(delta):
                 self._cancel(row)
                 return

@@ -6,10 +6,12 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from actors.core.loop_detector import LoopDetector
 from actors.core.sequence import Sequence, SequencePhase
+from actors.core.thinking_budget import ThinkingBudget
 from actors.delivery import Transcript
 from actors.events import Finished, FinishReason, Timings
-from actors.messages import CacheLease, StartSequence
+from actors.messages import CacheLease, Queued, StartSequence
 from actors.ports import SlotStatus
 from actors.token_sender import TokenSender
 from models.engine import StepPlan, StepResult
@@ -40,6 +42,19 @@ class DecodeCounters:
         self.decode_steps += bool(plan.decode)
 
 
+def thinking_budget(queued: Queued, text: TextModel) -> ThinkingBudget | None:
+    """None when the request sets no bound or the model has no reasoning blocks."""
+    budget, markers = queued.request.thinking_budget, text.thinking
+    if budget is None or markers is None:
+        return None
+    return ThinkingBudget(
+        open_ids=markers.open_ids,
+        close_ids=markers.close_ids,
+        budget=budget,
+        starts_open=markers.opened_by(queued.prompt_ids),
+    )
+
+
 @dataclass(slots=True, kw_only=True)
 class Row:
     """One occupied slot.  ``room`` is what its channel had room for at the last reaping."""
@@ -66,6 +81,9 @@ class Row:
             sampling=queued.sampling,
             eos_ids=frozenset() if request.ignore_eos else text.eos_ids,
             started_s=now,
+            min_tokens=request.min_tokens,
+            loop=None if request.loop is None else LoopDetector(request.loop),
+            thinking=thinking_budget(queued, text),
         )
         return cls(
             seq=seq,

@@ -5,11 +5,15 @@ Pure apart from the ``TextModel`` objects: no channels, no clock.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from actors.events import Finished, FinishReason, TextDelta, Timings, Usage
+from actors.events import Chances, Finished, FinishReason, TextDelta, Timings, TokenChance, Usage
+from models.engine import TokenLogprobs
 from models.stopping import StopMatcher
 from models.text_model import IncrementalDecoder
+
+TokenBytes = Callable[[int], bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +22,15 @@ class Drawn:
 
     token_id: int | None
     reason: FinishReason | None
+    logprobs: TokenLogprobs | None = None
+
+
+def chances_of(token_id: int, logprobs: TokenLogprobs, token_bytes: TokenBytes) -> Chances:
+    """What was drawn, and what else was likely, with the tokens as bytes."""
+    return Chances(
+        drawn=TokenChance(token_id, token_bytes(token_id), logprobs.logprob),
+        top=tuple(TokenChance(one, token_bytes(one), value) for one, value in logprobs.top),
+    )
 
 
 class Transcript:
@@ -32,9 +45,10 @@ class Transcript:
         self.stop_string: str | None = None
         self.tail = ""
 
-    def add(self, token_id: int) -> TextDelta:
+    def add(self, token_id: int, chances: Chances | None = None) -> TextDelta:
         """The event for one token; ``stop_string`` is set if a stop string was completed by it."""
-        delta = TextDelta(self.position, token_id, self._match(self._decoder.push(token_id)))
+        text = self._match(self._decoder.push(token_id))
+        delta = TextDelta(self.position, token_id, text, chances)
         self.position += 1
         return delta
 
@@ -44,13 +58,19 @@ class Transcript:
         if self._matcher is not None and self.stop_string is None:
             self.tail += self._matcher.flush()
 
-    def finished(self, reason: FinishReason, prompt_tokens: int, timings: Timings) -> Finished:
+    def finished(
+        self, reason: FinishReason, prompt_tokens: int, timings: Timings, cached_tokens: int = 0
+    ) -> Finished:
         """The terminal event; a matched stop string takes precedence over ``reason``."""
         if self.stop_string is not None:
             reason = FinishReason.STOP_STRING
         return Finished(
             reason=reason,
-            usage=Usage(prompt_tokens=prompt_tokens, completion_tokens=self.position),
+            usage=Usage(
+                prompt_tokens=prompt_tokens,
+                completion_tokens=self.position,
+                cached_tokens=cached_tokens,
+            ),
             timings=timings,
             text=self.tail,
             stop_string=self.stop_string,

@@ -115,7 +115,8 @@ class StepPlan:
     chunks, where several may run as one batch.  The input token of a decode row is the one the
     engine drew for it last; the engine keeps it, so nothing is sent twice.
 
-    ``force`` maps decode rows to the token that they get in this step instead of a drawn one.
+    ``force`` maps sequences to the token that they get in this step instead of a drawn one: decode
+    rows, and those whose last chunk is in this step.
     """
 
     step: int

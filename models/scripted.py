@@ -12,8 +12,18 @@ from random import Random
 
 import trio
 
-from models.engine import EngineDead, EngineError, EngineInfo, StepPlan, StepResult
+from models.engine import (
+    EngineDead,
+    EngineError,
+    EngineInfo,
+    PrefillChunk,
+    PrefixData,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
+)
 from models.sampling import GREEDY, SamplingParams
+from models.scripted_cache import KeptCaches
 from models.scripted_text import EOS_ID, VOCAB_SIZE, ids_to_text
 
 #: What a scripted text is made of; some characters take several bytes, so tokens split them.
@@ -61,10 +71,12 @@ class EngineFaults:
 
 @dataclass(slots=True)
 class _Row:
-    prompt: tuple[int, ...] = ()
+    tokens: list[int] = field(default_factory=list)  # what its cache holds
     sampling: SamplingParams = GREEDY
     script: Tokens = ()
     position: int | None = None  # of the next token; None while prefilling
+    latest: int = -1  # the token drawn last, the input of the next decode
+    lost: bool = False  # it was in a step that was given up
 
 
 def default_script(
@@ -86,6 +98,8 @@ class ScriptedEngine:
     ``scripts``: a mapping from a piece of the prompt's text to what is drawn for it (text, or token
     ids; the first piece contained in the prompt wins), or a function of (prompt ids, sampling).
     Whatever it does not cover gets ``default_script``.  After a script's end comes EOS for ever.
+    What is drawn depends on the prompt, the sampling and the position alone, so a sequence that is
+    computed anew goes on with its script.
     """
 
     def __init__(
@@ -107,6 +121,7 @@ class ScriptedEngine:
         self._scripts = scripts if scripts is not None else {}
         self._max_length = max_length
         self._rows: dict[int, _Row] = {}
+        self._caches = KeptCaches()
         self._in_flight: tuple[StepPlan, float] | None = None
         self._abandoned = False
         self._dead = False
@@ -126,6 +141,16 @@ class ScriptedEngine:
     def sequences(self) -> tuple[int, ...]:
         """Ids that the engine holds a cache for."""
         return tuple(self._rows)
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """Handles under which something is kept."""
+        return self._caches.handles
+
+    def held(self, sequence_id: int) -> int:
+        """Tokens that the cache of this sequence holds; 0 if there is none."""
+        row = self._rows.get(sequence_id)
+        return 0 if row is None else len(row.tokens)
 
     def script_for(self, prompt_ids: tuple[int, ...], sampling: SamplingParams = GREEDY) -> Tokens:
         """The tokens drawn for this prompt, without the EOS that follows them."""
@@ -149,21 +174,46 @@ class ScriptedEngine:
         self._in_flight = (plan, ends_s)
 
     def _check(self, plan: StepPlan) -> None:
-        assert plan.drop or plan.decode or plan.prefill, "an empty step"
+        work = (plan.forget, plan.load, plan.keep, plan.drop, plan.decode, plan.prefill)
+        assert any(work), "an empty step"
         assert len(set(plan.drop)) == len(plan.drop), plan.drop
         assert set(plan.drop) <= set(self._rows), (plan.drop, self.sequences)
         chunks = [chunk.sequence_id for chunk in plan.prefill]
         ids = [*plan.drop, *plan.decode, *chunks]
         assert len(set(ids)) == len(ids), f"a sequence is twice in step {plan.step}: {ids}"
+        self._caches.check(plan)
+        for block in plan.keep:
+            kept = self._rows[block.sequence_id]
+            assert self._info.prefix == "blocks", "this model keeps no blocks"
+            assert not kept.lost, "its cache is half computed"
+            assert 0 <= block.start < block.end <= len(kept.tokens), block
         for sid in plan.decode:
-            assert self._rows[sid].position is not None, f"{sid} decodes before its prompt ended"
+            row = self._rows[sid]
+            assert row.position is not None, f"{sid} decodes before its prompt ended"
+            assert not row.lost, f"{sid} was in a step that was given up"
         if self._info.max_batch is not None:
             assert len(plan.decode) <= self._info.max_batch
         for chunk in plan.prefill:
-            row = self._rows.get(chunk.sequence_id)
-            assert chunk.tokens
-            assert chunk.start == (0 if row is None else len(row.prompt)), chunk
-            assert row is None or row.position is None, "a prompt goes on after its end"
+            self._check_chunk(chunk)
+        drawing = {c.sequence_id for c in plan.prefill if c.sampling is not None}
+        assert set(plan.force) <= drawing | set(plan.decode), plan.force
+
+    def _check_chunk(self, chunk: PrefillChunk) -> None:
+        row = self._rows.get(chunk.sequence_id)
+        assert chunk.tokens
+        if row is None:
+            assert chunk.start == (0 if chunk.prefix is None else chunk.prefix.tokens), chunk
+        else:
+            assert chunk.prefix is None, "it was opened before"
+            assert chunk.start == len(row.tokens), chunk
+            assert row.position is None, "a prompt goes on after its end"
+            assert not row.lost, "it was in a step that was given up"
+        end = chunk.start + len(chunk.tokens)
+        assert 0 <= chunk.generated < end, chunk
+        if chunk.sampling is None:
+            assert chunk.generated == len(chunk.history) == 0, chunk
+        else:
+            assert len(chunk.history) == (end if chunk.sampling.reads_history else 0), chunk
 
     def abandon_step(self) -> None:
         """The scripted step ends now."""
@@ -189,43 +239,87 @@ class ScriptedEngine:
         return self._run(plan)
 
     def _give_up(self, plan: StepPlan) -> StepResult:
-        """Nothing is drawn; the rows wait for being dropped."""
+        """Nothing is drawn and no snapshot taken; the rows wait for being dropped."""
+        exported = self._change_caches(plan)
+        for chunk in plan.prefill:
+            self._rows.setdefault(chunk.sequence_id, _Row()).lost = True
+        for sid in plan.decode:
+            self._rows[sid].lost = True
+        return StepResult(step=plan.step, tokens={}, abandoned=True, exported=exported)
+
+    def _change_caches(self, plan: StepPlan) -> tuple[PrefixData, ...]:
+        """What comes first in a step: forget, load, keep, drop."""
+        rows = {sid: row.tokens for sid, row in self._rows.items()}
+        exported = self._caches.apply(plan, rows)
         for sid in plan.drop:
             del self._rows[sid]
-        for chunk in plan.prefill:
-            self._rows.setdefault(chunk.sequence_id, _Row())
-        return StepResult(step=plan.step, tokens={}, abandoned=True)
+        return exported
 
     def _run(self, plan: StepPlan) -> StepResult:
-        for sid in plan.drop:
-            del self._rows[sid]
+        exported = self._change_caches(plan)
         drawing = list(plan.decode)
+        for sid in plan.decode:
+            self._rows[sid].tokens.append(self._rows[sid].latest)
         for chunk in plan.prefill:
-            row = self._rows.setdefault(chunk.sequence_id, _Row())
-            row.prompt += chunk.tokens
+            self._prefill(chunk)
             if chunk.sampling is not None:
-                row.sampling = chunk.sampling
-                row.script = self.script_for(row.prompt, chunk.sampling)
-                row.position = 0
                 drawing.append(chunk.sequence_id)
         failed: dict[int, str] = {}
         if plan.step in self.faults.failing_rows and drawing:
             lost = drawing.pop(self.faults.failing_rows[plan.step] % len(drawing))
             del self._rows[lost]
             failed[lost] = "scripted failure of one row"
+        logprobs = {sid: self._logprobs(self._rows[sid], plan.force.get(sid)) for sid in drawing}
         return StepResult(
             step=plan.step,
-            tokens={sid: self._draw(self._rows[sid]) for sid in drawing},
+            tokens={sid: self._draw(self._rows[sid], plan.force.get(sid)) for sid in drawing},
+            logprobs={sid: found for sid, found in logprobs.items() if found is not None},
             failed=failed,
+            exported=exported,
             decode_s=self._cost.decode_s(plan),
             prefill_s=self._cost.prefill_s(plan),
         )
 
-    def _draw(self, row: _Row) -> int:
+    def _prefill(self, chunk: PrefillChunk) -> None:
+        row = self._rows.get(chunk.sequence_id)
+        if row is None:
+            row = self._rows[chunk.sequence_id] = _Row()
+            if chunk.prefix is not None:
+                row.tokens += self._caches.open(chunk.prefix)
+        row.tokens += chunk.tokens
+        if chunk.keep_as is not None:
+            self._caches.snapshot(chunk.keep_as, row.tokens)
+        if chunk.sampling is not None:
+            assert not chunk.history or list(chunk.history) == row.tokens, chunk
+            prompt = tuple(row.tokens[: len(row.tokens) - chunk.generated])
+            row.sampling = chunk.sampling
+            row.script = self.script_for(prompt, chunk.sampling)
+            row.position = chunk.generated
+
+    def _next(self, row: _Row, forced: int | None) -> int:
         assert row.position is not None
-        position = row.position
+        if forced is not None:
+            return forced
+        return row.script[row.position] if row.position < len(row.script) else EOS_ID
+
+    def _draw(self, row: _Row, forced: int | None) -> int:
+        row.latest = self._next(row, forced)
+        assert row.position is not None
         row.position += 1
-        return row.script[position] if position < len(row.script) else EOS_ID
+        return row.latest
+
+    def _logprobs(self, row: _Row, forced: int | None) -> TokenLogprobs | None:
+        """The drawn token is always the likeliest; each further one has half of its chance."""
+        count = row.sampling.logprobs
+        if count is None:
+            return None
+        token_id = self._next(row, forced)
+        drawn = -0.7 - 0.1 * ((row.position or 0) % 5)
+        size = self._info.vocab_size
+        top = ((token_id + place) % size for place in range(min(count, size)))
+        return TokenLogprobs(
+            logprob=drawn, top=tuple((one, drawn - 0.7 * place) for place, one in enumerate(top))
+        )
 
     async def reset(self) -> None:
         if self._dead:
@@ -239,4 +333,5 @@ class ScriptedEngine:
             self._in_flight = None
         await trio.lowlevel.checkpoint()
         self._rows.clear()
+        self._caches = KeptCaches()
         self.resets += 1

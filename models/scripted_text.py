@@ -9,18 +9,23 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from models.text_model import IncrementalDecoder, TemplateError
+from models.thinking import ThinkingMarkers, find_markers
 
 BOS_ID = 256
 EOS_ID = 257
 IM_START_ID = 258
 IM_END_ID = 259
-VOCAB_SIZE = 260
+THINK_ID = 260
+END_THINK_ID = 261
+VOCAB_SIZE = 262
 
 SPECIALS: Mapping[str, int] = {
     "<|bos|>": BOS_ID,
     "<|eos|>": EOS_ID,
     "<|im_start|>": IM_START_ID,
     "<|im_end|>": IM_END_ID,
+    "<think>": THINK_ID,
+    "</think>": END_THINK_ID,
 }
 _NAMES = {token_id: name for name, token_id in SPECIALS.items()}
 _SPLIT = re.compile("(" + "|".join(map(re.escape, SPECIALS)) + ")")
@@ -75,6 +80,7 @@ class ScriptedTextModel:
         self.context_length = context_length
         self.eos_ids = frozenset({EOS_ID, IM_END_ID})
         self.newline_ids = frozenset({10})
+        self.thinking: ThinkingMarkers | None = find_markers(SPECIALS.get, self.newline_ids)
         self.has_chat_template = has_chat_template
         self.supports_tools = supports_tools
 

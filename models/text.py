@@ -10,6 +10,7 @@ from typing import Any
 from models.chat_template import DEFAULT_TEMPLATE, ChatTemplate, parse_templates
 from models.errors import ModelLoadError
 from models.text_model import IncrementalDecoder, TemplateError
+from models.thinking import ThinkingMarkers, find_markers
 from models.tokenizer import TextTokenizer, load_folder, read_json
 
 
@@ -30,6 +31,7 @@ class HFTextModel:
         self._template = template
         self._vocab_size = vocab_size
         self._context_length = context_length
+        self._thinking = find_markers(tokenizer.raw.token_to_id, tokenizer.newline_ids)
 
     @property
     def name(self) -> str:
@@ -50,6 +52,10 @@ class HFTextModel:
     @property
     def newline_ids(self) -> frozenset[int]:
         return self._tokenizer.newline_ids
+
+    @property
+    def thinking(self) -> ThinkingMarkers | None:
+        return self._thinking
 
     @property
     def has_chat_template(self) -> bool:

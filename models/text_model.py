@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from models.thinking import ThinkingMarkers
+
 
 class TemplateError(ValueError):
     """The chat template cannot render these messages.  ``str()`` is safe to show to the client."""
@@ -46,6 +48,11 @@ class TextModel(Protocol):
     @property
     def newline_ids(self) -> frozenset[int]:
         """Tokens that are exactly one newline."""
+        ...
+
+    @property
+    def thinking(self) -> ThinkingMarkers | None:
+        """The tokens around a reasoning block; None if the vocabulary has none."""
         ...
 
     @property

@@ -11,9 +11,10 @@ from actors.events import Event
 from actors.kit.supervise import contains
 from actors.limits import Limits
 from actors.messages import Queued
-from actors.requests import GenerationRequest, Priority, TokenPrompt
+from actors.requests import GenerationRequest, LoopRule, Priority, TokenPrompt
 from actors.token_sender import TokenSender
-from models.sampling import GREEDY
+from models.sampling import GREEDY, SamplingParams
+from models.scripted_text import text_to_ids
 
 
 class Requester:
@@ -29,15 +30,21 @@ class Requester:
         lane: Priority = Priority.NORMAL,
         stop: tuple[str, ...] = (),
         deadline_s: float = float("inf"),
+        sampling: SamplingParams = GREEDY,
+        thinking_budget: int | None = None,
+        loop: LoopRule | None = None,
+        cache_root: bytes | None = None,
     ) -> None:
         tx, self.rx = trio.open_memory_channel[Event](limits.token_channel)
         self.places_freed = 0
         self.sender = TokenSender(rid, tx, limits.token_channel, self._free_place)
-        prompt_ids = tuple(prompt.encode())
+        prompt_ids = tuple(text_to_ids(prompt))
         self.request = GenerationRequest(
             request_id=rid,
             prompt=TokenPrompt(token_ids=prompt_ids),
-            sampling=GREEDY,
+            sampling=sampling,
+            thinking_budget=thinking_budget,
+            loop=loop,
             max_tokens=max_tokens,
             stop=stop,
             lane=lane,
@@ -53,6 +60,7 @@ class Requester:
             arrived_s=0.0,
             deadline_s=deadline_s,
             sender=self.sender,
+            cache_root=cache_root,
         )
 
     def _free_place(self) -> None:

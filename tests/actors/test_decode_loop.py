@@ -20,9 +20,11 @@ from actors.kit.journal import Entry, RingJournal
 from actors.limits import Limits
 from actors.messages import CacheLease, CacheMessage, ReleaseCache, SlotGrant, StartSequence
 from actors.phase import Phase, PhaseCell
+from actors.requests import LoopRule
 from models.engine import EngineDead, EngineError
-from models.scripted import EngineFaults, ScriptedEngine, StepCost
-from models.scripted_text import ScriptedTextModel
+from models.sampling import SamplingParams
+from models.scripted import EngineFaults, ScriptedEngine, Scripts, StepCost
+from models.scripted_text import ScriptedTextModel, text_to_ids
 from tests.actors.fakes import Requester, crashes_with
 from tests.actors.harness import ArmedFaults, Crash
 
@@ -89,7 +91,7 @@ class Bench:
 @asynccontextmanager
 async def bench(
     *,
-    scripts: dict[str, str] | None = None,
+    scripts: Scripts | None = None,
     limits: Limits = LIMITS,
     faults: EngineFaults | None = None,
     cost: StepCost = COST,
@@ -458,3 +460,65 @@ async def test_the_cost_of_steps_is_learnt(autojump_clock: Clock) -> None:
         cost = it.loop.cost.snapshot()
         assert cost["decode_step_s"] == pytest.approx(STEP_S)
         assert cost["prefill_token_s"] == pytest.approx(STEP_S / 10)
+
+
+async def test_a_loop_ends_the_request_with_the_token_that_closes_it(
+    autojump_clock: Clock,
+) -> None:
+    async with bench(scripts={"": "xababab and on"}) as it:
+        rule = LoopRule(min_size=1, max_size=3, count=3)
+        one = it.requester("a", max_tokens=14, loop=rule)
+        it.start(one)
+        events: list[Event] = []
+        for _ in range(9):
+            await it.steps(1)
+            events += one.events()
+        finished = events[-1]
+        assert isinstance(finished, Finished)
+        assert finished.reason is FinishReason.LOOP
+        assert text_of(events) == "xababab"
+        assert it.in_plans("a") == list(range(1, 8))
+
+
+async def test_log_probabilities_come_with_their_tokens(autojump_clock: Clock) -> None:
+    async with bench(scripts={"": "az"}) as it:
+        asks = it.requester("a", sampling=SamplingParams(temperature=0.0, logprobs=2))
+        plain = it.requester("b")
+        it.start(asks, plain)
+        await it.steps(4)
+        first, second = (e.chances for e in asks.events() if isinstance(e, TextDelta))
+        assert first is not None
+        assert second is not None
+        assert first.drawn.token_id == ord("a")
+        assert first.drawn.data == b"a"
+        assert [chance.data for chance in first.top] == [b"a", b"b"]
+        assert first.drawn.logprob == first.top[0].logprob > first.top[1].logprob
+        assert second.drawn.data == b"z"
+        assert [e.chances for e in plain.events() if isinstance(e, TextDelta)] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "script", "budget", "tokens"),
+    [
+        ("q", "<think>abcdefg", 2, "<think>ab</think>defg"),
+        ("q", "<think>abcdefg", 0, "<think></think>bcdefg"),
+        ("q", "<think>abcdefg", None, "<think>abcdefg"),
+        ("q", "<think>a</think>cdefg", 2, "<think>a</think>cdefg"),
+        ("q<think>", "abcdefg", 3, "abc</think>efg"),
+        ("q<think>\n", "abcdefg", 0, "</think>bcdefg"),
+    ],
+)
+async def test_a_reasoning_block_ends_after_its_budget(
+    prompt: str, script: str, budget: int | None, tokens: str, autojump_clock: Clock
+) -> None:
+    limits = Limits(max_slots=1)
+    async with bench(scripts={"": text_to_ids(script)}, limits=limits) as it:
+        one = it.requester("a", prompt=prompt, max_tokens=20, thinking_budget=budget)
+        it.start(one)
+        await it.steps(12)
+        events = one.events()
+        drawn = [e.token_id for e in events if isinstance(e, TextDelta)]
+        assert drawn == text_to_ids(tokens)
+        finished = events[-1]
+        assert isinstance(finished, Finished)
+        assert finished.usage.completion_tokens == len(drawn)
