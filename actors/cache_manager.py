@@ -2,8 +2,8 @@
 
 Owns a ``CacheBook`` (leases) and a ``PrefixCache`` (kept prefixes).  Receives ``ReserveCache``,
 ``GrowCache``, ``ShrinkCache``, ``ReleaseCache`` and, on the control channel, ``ClearCache``; it
-only ever answers.  The arrays live in the engine under handles: answers tell what to keep under which
-handle and which handles to forget.  The engine has to hear of both in the next step, before
+only ever answers.  The arrays live in the engine under handles: answers tell what to keep under
+which handle and which handles to forget.  The engine has to hear of both in the next step, before
 anything else, so that a handle is never used after it was forgotten.
 
 Lives and ends with one incarnation of the pipeline; ``memory`` outlives it.
