@@ -21,7 +21,7 @@ mlx_lm_utils()
 
 from mlx_lm.models.cache import BatchKVCache, QuantizedKVCache, dynamic_roll  # noqa: E402
 
-BITS: Final = (2, 3, 4, 5, 6, 8)
+BITS: Final = (4, 8)
 #: The group sizes of MLX's affine quantisation.
 GROUP_SIZES: Final = (128, 64, 32)
 

@@ -299,7 +299,7 @@ def _ranges(start: int, end: int, max_size: int, keep: int) -> list[tuple[int, i
         return [(start, end)]
     window = max_size - keep
     cuts = [(start, min(end, keep))]
-    first = max(start, keep, end - window)
+    first = max(start, end - window)  # not before ``keep``, since end > max_size
     while first < end:
         turn = first + window - (first - keep) % window
         cuts.append((first, min(end, turn)))
