@@ -7,14 +7,16 @@ delivered while that one runs.  So a stop string, which is found during delivery
 one row of the step in flight; end tokens and lengths waste nothing.
 
 A row is planned only if its channel has room for what is undelivered, for the token of the new step
-and for the terminal event; otherwise it is parked, and the others go on.
+and for the terminal event; otherwise it is parked, and the others go on.  And it is planned only as
+far as its lease goes (``decode_growth``).
 
 Ends by cancellation or by an error; either way every sequence it holds gets its terminal event.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
+from functools import partial
 
 import trio
 
@@ -28,25 +30,37 @@ from actors.closing import (
 from actors.core.cost_model import CostModel
 from actors.core.sequence import SequencePhase
 from actors.core.service_rate import ServiceRate
-from actors.core.step_planner import PrefillNeed, StepShape, plan_step
-from actors.decode_row import DecodeCounters, Row, Slots
+from actors.core.step_planner import StepShape
+from actors.decode_cache import CacheLink
+from actors.decode_forks import Beginnings
+from actors.decode_growth import Growth
+from actors.decode_plan import ROOM_TO_DRAW, PlanMaker
+from actors.decode_row import DecodeCounters, Row, Slots, state_of
+from actors.decode_wait import wait_step
 from actors.delivery import Drawn, chances_of
 from actors.events import Failed, FinishReason, Started
 from actors.kit.channels import hand_over
 from actors.kit.faults import NO_FAULTS, Faults
 from actors.kit.journal import Journal
 from actors.limits import Limits
-from actors.messages import CacheMessage, ReleaseCache, SlotGrant, StartSequence
+from actors.messages import CacheMessage, SlotGrant, StartSequence
 from actors.phase import PhaseCell
-from models.engine import Engine, EngineDead, EngineError, StepPlan, StepResult, TokenLogprobs
+from models.engine import Engine, EngineDead, StepPlan, StepResult, TokenLogprobs
 from models.text_model import TextModel
 
 NAME = "decode"
-ROOM_TO_DRAW = 2  # places that a planned row needs: its token's and the terminal event's
+
+
+def nothing_to_forget() -> tuple[int, ...]:
+    return ()
 
 
 class DecodeLoop:
-    """``counters``, ``cost`` and ``rate`` outlive it; the channels belong to its incarnation."""
+    """``counters``, ``cost`` and ``rate`` outlive it; the channels belong to its incarnation.
+
+    ``take_forget`` yields handles that the CacheManager wants forgotten on its own account; after
+    such news ``wake`` makes an idle loop ask.
+    """
 
     def __init__(
         self,
@@ -63,12 +77,12 @@ class DecodeLoop:
         rate: ServiceRate,
         journal: Journal,
         faults: Faults = NO_FAULTS,
+        take_forget: Callable[[], tuple[int, ...]] = nothing_to_forget,
     ) -> None:
         self._engine = engine
         self._text = text
         self._starts_rx = starts
         self._grants_tx = grants
-        self._cache_tx = cache
         self._limits = limits
         self._phase = phase
         self._counters = counters
@@ -76,15 +90,33 @@ class DecodeLoop:
         self._rate = rate
         self._journal = journal
         self._faults = faults
-        self._drops: list[int] = []  # what the next plan is to free
         self._outbox: list[tuple[Row, Drawn]] = []  # drawn, not yet delivered; one per row at most
+        self._withheld: list[int] = []  # free slots that are not offered: somebody waits for cache
+        self._idling: trio.CancelScope | None = None
         self.slots = Slots(limits.max_slots)
+        self._beginnings = Beginnings(self.slots, counters, journal)
+        self._cache = CacheLink(cache=cache, forks=self._beginnings.book, take_forget=take_forget)
+        self._growth = Growth(slots=self.slots, link=self._cache, limits=limits, journal=journal)
+        self._plans = PlanMaker(
+            slots=self.slots,
+            cache=self._cache,
+            growth=self._growth,
+            limits=limits,
+            counters=counters,
+            cost=cost,
+            journal=journal,
+        )
         self.running = True
 
     @property
     def starting(self) -> int:
         """Sequences that have been sent here but not been seated yet."""
         return self._starts_rx.statistics().current_buffer_used
+
+    def wake(self) -> None:
+        """There may be something to forget: if the loop is idle, it has a look."""
+        if self._idling is not None:
+            self._idling.cancel()
 
     async def run(self) -> None:
         try:
@@ -115,16 +147,26 @@ class DecodeLoop:
             self._grant(slot)
         while True:
             self._absorb()
+            for row, answer in self._cache.poll():
+                self._growth.answered(row, answer)
             self._reap()
-            plan, shape = self._plan()
+            self._feed()
+            plan, shape = self._plans.make({row.seq.sequence_id for row, _ in self._outbox})
             if plan is not None:
                 self._faults.hit("decode.before_step")
                 self._engine.start_step(plan)
                 self._deliver()  # of the step before, while this one runs
-                self._account(plan, shape, await self._wait(plan))
+                result = await wait_step(
+                    self._engine,
+                    plan,
+                    unwanted=partial(self._nobody_wants, plan),
+                    limits=self._limits,
+                    journal=self._journal,
+                )
+                self._account(plan, shape, result)
             elif self._outbox:
                 self._deliver()
-            else:
+            elif not self._make_way():
                 await self._idle()
 
     # Joining -------------------------------------------------------------------------------------
@@ -143,10 +185,21 @@ class DecodeLoop:
             self._seat(start)
 
     async def _idle(self) -> None:
-        """Nothing can run: wait for a newcomer, or, if all are parked, look again soon."""
-        wait_s = self._limits.poll_s if self.slots.active else float("inf")
-        with trio.move_on_after(wait_s):
-            self._seat(await self._starts_rx.receive())
+        """Nothing can run: wait for answers, for a newcomer, or look again soon."""
+        if self._cache.waiting:
+            await self._cache.settle()
+            return
+        # Parked rows may get room, and choices of a fork may end before they start.
+        soon = self.slots.active or len(self._beginnings.book) or self._withheld
+        with trio.move_on_after(self._limits.poll_s if soon else float("inf")) as scope:
+            self._idling = scope
+            try:
+                start = await self._starts_rx.receive()
+            finally:
+                self._idling = None
+            self._seat(start)
+            return
+        self._growth.new_round()
 
     def _seat(self, start: StartSequence) -> None:
         sequence_id = self._counters.next_sequence_id
@@ -162,7 +215,11 @@ class DecodeLoop:
         self._journal.record(
             NAME, "started", seq.request_id, sequence_id, seq.slot, start.lease.lease_id
         )
-        row.sender.send(Started())  # if nobody reads it, the reaper will notice
+        row.prefix = self._cache.take_over(start.lease)
+        self._beginnings.enter(row)
+        self._counters.cached_tokens += row.cached_tokens
+        # If nobody reads it, the reaper will notice.
+        row.sender.send(Started(cached_tokens=row.cached_tokens))
         self._faults.hit("decode.after_absorb")
 
     # Leaving -------------------------------------------------------------------------------------
@@ -190,8 +247,7 @@ class DecodeLoop:
 
     def _cancel(self, row: Row) -> None:
         """The client is gone: there is no one to send a terminal event to."""
-        where = "prefill" if row.seq.phase is SequencePhase.PREFILL else "decode"
-        self._journal.record(NAME, "cancel_seen", row.seq.request_id, where)
+        self._journal.record(NAME, "cancel_seen", row.seq.request_id, state_of(row.seq))
         self._counters.cancelled += 1
         row.sender.finish(INTERNAL)
         self._release(row)
@@ -205,120 +261,51 @@ class DecodeLoop:
     def _release(self, row: Row) -> None:
         """After the terminal event: the lease, then the slot."""
         seq = row.seq
-        self._drop(row)
         seq.phase = SequencePhase.GONE
         self.slots.free(row)
+        self._beginnings.leave(row)
         self._rate.note(trio.current_time() - seq.started_s)
-        hand_over(
-            self._cache_tx,
-            ReleaseCache(request_id=seq.request_id, lease_id=row.lease.lease_id),
-        )
+        self._cache.release(row)
+        self._growth.new_round()
         self._journal.record(NAME, "slot_freed", seq.slot, seq.request_id)
-        self._grant(seq.slot)
+        if self._growth.wanted:
+            self._journal.record(NAME, "withheld", seq.slot)
+            self._withheld.append(seq.slot)
+        else:
+            self._grant(seq.slot)
 
-    def _drop(self, row: Row) -> None:
-        """The engine frees its cache in the next step, before anything else."""
-        if row.seq.in_engine:
-            row.seq.in_engine = False
-            self._drops.append(row.seq.sequence_id)
+    # Cache ---------------------------------------------------------------------------------------
+
+    def _feed(self) -> None:
+        """See that leases grow in time, and that those who wait for cache get it some time."""
+        self._growth.ask_all()
+        if self._limits.enable_preemption:
+            self._preempt(stuck=False)
+        if self._withheld and not self._growth.wanted:
+            withheld, self._withheld = self._withheld, []
+            for slot in withheld:
+                self._grant(slot)
+
+    def _make_way(self) -> bool:
+        """No step can run.  If that is for want of cache alone, somebody has to go."""
+        if any(row.seq.parked_since_s is not None for row in self.slots.by_id.values()):
+            return False  # it will go on or be ended
+        return self._preempt(stuck=True)
+
+    def _preempt(self, *, stuck: bool) -> bool:
+        chosen = self._growth.victim(stuck=stuck)
+        if chosen is None:
+            return False
+        row, needy = chosen
+        self._counters.preempted += 1
+        self._beginnings.leave(row)
+        self._growth.preempt(row, needy)
+        return True
 
     # Stepping ------------------------------------------------------------------------------------
 
-    def _plan(self) -> tuple[StepPlan | None, StepShape]:
-        shape = plan_step(
-            decode=[row.seq.sequence_id for row in self._ready_rows()],
-            prefill=[
-                PrefillNeed(
-                    sequence_id=row.seq.sequence_id, remaining_tokens=row.seq.remaining_prompt
-                )
-                for row in self.slots.rows()
-                if row.seq.phase is SequencePhase.PREFILL
-            ],
-            limits=self._limits,
-            cost=self.cost,
-        )
-        if not (shape.decode or shape.prefill or self._drops):
-            return None, shape
-        plan = StepPlan(
-            step=self._counters.next_step,
-            drop=tuple(self._drops),
-            decode=shape.decode,
-            prefill=tuple(self.slots.by_id[sid].seq.chunk(count) for sid, count in shape.prefill),
-            force=self._forced(shape),
-        )
-        self._counters.next_step += 1
-        self._drops.clear()
-        for sid, _ in shape.prefill:
-            self.slots.by_id[sid].seq.in_engine = True
-        if self._journal.enabled:
-            self._note_plan(plan, shape)
-        return plan, shape
-
-    def _forced(self, shape: StepShape) -> dict[int, int]:
-        """The tokens that end reasoning blocks which have become too long."""
-        drawing = list(shape.decode)
-        drawing += [
-            sid for sid, count in shape.prefill if self.slots.by_id[sid].seq.ends_with(count)
-        ]
-        forced: dict[int, int] = {}
-        for sid in drawing:
-            thinking = self.slots.by_id[sid].seq.thinking
-            if thinking is not None and thinking.forced is not None:
-                forced[sid] = thinking.forced
-        return forced
-
-    def _ready_rows(self) -> Iterator[Row]:
-        """Rows that decode and have room; the others are parked."""
-        undelivered = {row.seq.sequence_id for row, _ in self._outbox}
-        for row in self.slots.rows():
-            seq = row.seq
-            if seq.phase is not SequencePhase.DECODE:
-                continue
-            if row.room >= (seq.sequence_id in undelivered) + ROOM_TO_DRAW:
-                if seq.resume():
-                    self._journal.record(NAME, "resumed", seq.request_id)
-                yield row
-            elif seq.park(trio.current_time()):
-                self._journal.record(NAME, "parked", seq.request_id)
-
-    def _note_plan(self, plan: StepPlan, shape: StepShape) -> None:
-        rid = {sid: row.seq.request_id for sid, row in self.slots.by_id.items()}
-        self._journal.record(
-            NAME,
-            "planned",
-            plan.step,
-            tuple(rid[sid] for sid in shape.decode),
-            tuple((rid[sid], count) for sid, count in shape.prefill),
-            shape.tokens,
-        )
-
-    async def _wait(self, plan: StepPlan) -> StepResult:
-        """A step cannot be interrupted, so neither can the wait for it.  Raises EngineError."""
-        try:
-            with trio.CancelScope(shield=True) as scope:
-                scope.deadline = trio.current_time() + self._limits.step_timeout_s
-                result = await self._wait_while_wanted(plan)
-        except EngineError:
-            self._journal.record(NAME, "engine_fault", plan.step)
-            raise
-        if scope.cancelled_caught:
-            self._journal.record(NAME, "engine_fault", plan.step)
-            raise EngineDead(f"step {plan.step} took over {self._limits.step_timeout_s} s")
-        assert result.step == plan.step, (result.step, plan.step)
-        self._journal.record(NAME, "stepped", plan.step)
-        await trio.lowlevel.checkpoint_if_cancelled()
-        return result
-
-    async def _wait_while_wanted(self, plan: StepPlan) -> StepResult:
-        """If everyone in a long step leaves, the engine may give it up half-way."""
-        while True:
-            with trio.move_on_after(self._limits.poll_s):
-                return await self._engine.wait_step()
-            if self._nobody_wants(plan):
-                self._engine.abandon_step()
-                return await self._engine.wait_step()
-
     def _nobody_wants(self, plan: StepPlan) -> bool:
+        """Whether everyone in a long step has left."""
         ids = [*plan.decode, *(chunk.sequence_id for chunk in plan.prefill)]
         rows = [self.slots.by_id[sid] for sid in ids if sid in self.slots.by_id]
         return bool(rows) and all(row.sender.abandoned for row in rows)
@@ -326,39 +313,43 @@ class DecodeLoop:
     def _account(self, plan: StepPlan, shape: StepShape, result: StepResult) -> None:
         """The bookkeeping that the next plan depends on; nothing is sent but failures."""
         self._faults.hit("decode.after_step")
+        self._cache.exported(result.exported)
+        by_id = self.slots.by_id
         if result.abandoned:
-            return  # everyone in it is gone, which the next reaping will see
+            # Everyone in it is gone, which the next reaping will see.
+            for sid in (*shape.decode, *(sid for sid, _ in shape.prefill)):
+                if sid in by_id:
+                    by_id[sid].donates = False
+                self._cache.lost(sid, freed=False)
+            return
         self._counters.note_step(plan, result)
         if plan.decode:
             self.cost.note_decode(result.decode_s)
         self.cost.note_prefill(shape.tokens - len(shape.decode), result.prefill_s)
-        for sid, count in shape.prefill:
-            row = self.slots.by_id.get(sid)
-            if row is not None:
-                row.seq.evaluated(count)
         for sid, reason in result.failed.items():
             self._row_failed(sid, reason)
+        for sid, count in shape.prefill:
+            if sid in by_id:
+                self._beginnings.evaluated(by_id[sid], by_id[sid].seq.evaluated(count))
         for sid in shape.decode:
-            row = self.slots.by_id.get(sid)
-            if row is not None and sid in result.tokens:
-                row.seq.decoded()
+            if sid in by_id and sid in result.tokens:
+                by_id[sid].seq.decoded()
         for sid, token_id in result.tokens.items():
-            row = self.slots.by_id.get(sid)
-            if row is not None:  # otherwise a stop string ended it while this step ran
-                self._draw(row, token_id, result.logprobs.get(sid))
+            if sid in by_id:  # otherwise a stop string ended it while this step ran
+                self._draw(by_id[sid], token_id, result.logprobs.get(sid))
 
     def _draw(self, row: Row, token_id: int, logprobs: TokenLogprobs | None) -> None:
         reason = row.seq.draw(token_id)
         shown = None if reason is FinishReason.STOP else token_id
         self._outbox.append((row, Drawn(shown, reason, logprobs)))
-        if reason is not None:
-            self._drop(row)
+        if reason is not None and not row.donates:
+            self._cache.drop(row)
 
     def _row_failed(self, sequence_id: int, reason: str) -> None:
         """The engine lost this row alone, and has already freed its cache."""
         row = self.slots.by_id.get(sequence_id)
         if row is None:
-            self._drops.remove(sequence_id)  # it was ended during the step; nothing left to free
+            self._cache.lost(sequence_id, freed=True)
             return
         row.seq.in_engine = False
         row.note_engine_failure(reason)

@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Literal
 
 from actors.core.loop_detector import LoopDetector
 from actors.core.sequence import Sequence, SequencePhase
 from actors.core.thinking_budget import ThinkingBudget
 from actors.delivery import Transcript
 from actors.events import Finished, FinishReason, Timings
-from actors.messages import CacheLease, Queued, StartSequence
+from actors.messages import CacheLease, Fork, Queued, StartSequence
 from actors.ports import SlotStatus
+from actors.requests import Priority
 from actors.token_sender import TokenSender
-from models.engine import StepPlan, StepResult
+from models.engine import KeptPrefix, StepPlan, StepResult
 from models.text_model import TextModel
 
 log = logging.getLogger("mlxcel.decode")
@@ -34,6 +36,14 @@ class DecodeCounters:
     decode_tokens: int = 0  # drawn
     decode_steps: int = 0
     prefill_chunks: int = 0
+    cached_tokens: int = 0  # of prompts, not evaluated because they were kept
+    preempted: int = 0
+    next_fork_handle: int = -1
+
+    def new_fork_handle(self) -> int:
+        """Handles below 0 are the decode loop's own; the CacheManager's are not negative."""
+        self.next_fork_handle -= 1
+        return self.next_fork_handle + 1
 
     def note_step(self, plan: StepPlan, result: StepResult) -> None:
         self.prefill_tokens += sum(len(chunk.tokens) for chunk in plan.prefill)
@@ -57,10 +67,26 @@ def thinking_budget(queued: Queued, text: TextModel) -> ThinkingBudget | None:
 
 @dataclass(slots=True, kw_only=True)
 class Row:
-    """One occupied slot.  ``room`` is what its channel had room for at the last reaping."""
+    """One occupied slot.  ``room`` is what its channel had room for at the last reaping.
+
+    ``lease_tokens`` may be held now, ``total_tokens`` is the most that it can ever need.
+    ``prefix`` is what it may begin with; ``cached_tokens`` of the prompt were not evaluated for it.
+    """
 
     seq: Sequence
     lease: CacheLease
+    lane: Priority
+    lease_tokens: int
+    total_tokens: int
+    donates: bool
+    fork: Fork | None
+    prefix: KeptPrefix | None = None
+    cached_tokens: int = 0
+    snapshot_kept: bool = False  # the one that its lease asked for
+    asked: bool = False  # the lease is to grow; the answer is on its way
+    refused_in: int = -1  # the round (see decode_growth) in which the answer was no
+    starved: bool = False  # it cannot go on before its lease grows
+    spared_until: int = 0  # generated tokens before which others are preempted first
     sender: TokenSender
     transcript: Transcript
     arrived_s: float
@@ -88,6 +114,11 @@ class Row:
         return cls(
             seq=seq,
             lease=start.lease,
+            lane=queued.lane,
+            lease_tokens=start.lease.tokens,
+            total_tokens=queued.total_tokens,
+            donates=queued.cache_root is not None,
+            fork=queued.fork,
             sender=queued.sender,
             transcript=Transcript(text.decoder(), request.stop),
             arrived_s=queued.arrived_s,
@@ -110,7 +141,10 @@ class Row:
             decode_s=now - first_s,
         )
         return self.transcript.finished(
-            reason or FinishReason.STOP_STRING, len(self.seq.prompt_ids), timings
+            reason or FinishReason.STOP_STRING,
+            len(self.seq.prompt_ids),
+            timings,
+            self.cached_tokens,
         )
 
 
@@ -147,5 +181,9 @@ class Slots:
 def _slot_status(slot: int, seq: Sequence | None) -> SlotStatus:
     if seq is None:
         return SlotStatus(slot=slot, request_id=None, state="idle")
-    state = "prefill" if seq.phase is SequencePhase.PREFILL else "decode"
-    return SlotStatus(slot=slot, request_id=seq.request_id, state=state)
+    return SlotStatus(slot=slot, request_id=seq.request_id, state=state_of(seq))
+
+
+def state_of(seq: Sequence) -> Literal["prefill", "decode"]:
+    """Who waits for another's prefill counts as prefilling."""
+    return "prefill" if seq.phase in (SequencePhase.PREFILL, SequencePhase.FORKED) else "decode"

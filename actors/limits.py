@@ -118,8 +118,9 @@ class Limits:
 
     @property
     def cache_channel(self) -> int:
-        """One release per lease plus one reservation in flight."""
-        return self.max_slots + 2
+        """One reservation in flight, and per lease at most one growth, one shrinking, one release
+        and the exported blocks of the one before."""
+        return 4 * self.max_slots + 2
 
 
 LANES: tuple[Priority, ...] = tuple(Priority)

@@ -64,7 +64,8 @@ class Pipeline:
         faults: Faults = NO_FAULTS,
     ) -> None:
         widest = engine.info.max_batch
-        assert widest is None or limits.max_slots <= widest, "more slots than the engine can batch"
+        batch = limits.max_batch or limits.max_slots
+        assert widest is None or batch <= widest, "more rows in a step than the engine can batch"
         self._engine = engine
         self._text = text
         self._limits = limits

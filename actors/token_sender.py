@@ -36,6 +36,10 @@ class TokenSender:
     def finished(self) -> bool:
         return self._closed
 
+    def is_finished(self) -> bool:
+        """The same, to be asked later."""
+        return self._closed
+
     def room(self) -> int:
         """Events that fit now, or -1 when nobody holds the receive end any more."""
         stats = self._tx.statistics()

@@ -39,6 +39,14 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "planned": ("step", "decode", "prefill", "tokens"),  # rids; (rid, n) pairs; sum of tokens
     "stepped": ("step",),  # the step ended and its result is here
     "token": ("rid", "position", "token_id"),  # sent to the requester
+    "prefix": ("rid", "tokens"),  # so much of its prompt is taken over from what was kept
+    "fork_wait": ("rid",),  # another choice of its request evaluates their prompt
+    "fork_lost": ("rid",),  # others waited for this one in vain: the next of them goes on
+    "starved": ("rid",),  # it cannot go on before its lease grows
+    "grew": ("rid", "tokens"),  # the lease covers so many tokens now
+    "preempted": ("rid", "tokens", "held"),  # to be computed anew; taken from the engine
+    "returned": ("rid",),  # a preempted one has a lease again
+    "withheld": ("slot",),  # a free slot is not offered: somebody waits for cache
     "parked": ("rid",),
     "resumed": ("rid",),
     "cancel_seen": ("rid", "where"),  # "admission" | "queued" | "prefill" | "decode"
