@@ -14,17 +14,26 @@ import trio
 
 from actors.cache_manager import CacheManager
 from actors.closing import closing_failure
+from actors.core.cache_stats import CacheStats
 from actors.core.cost_model import CostModel
-from actors.core.prefix_cache import CacheMemory
+from actors.core.prefix_cache import CacheMemory, cache_stats
 from actors.core.service_rate import ServiceRate
 from actors.decode_loop import DecodeLoop
 from actors.decode_row import DecodeCounters
-from actors.kit.channels import drain, fail_pending
+from actors.kit.channels import PeerGone, ask, drain, fail_pending
 from actors.kit.faults import NO_FAULTS, Faults
 from actors.kit.journal import Journal
 from actors.kit.supervise import Supervisor
 from actors.limits import LANES, Limits
-from actors.messages import CacheControl, CacheMessage, Queued, SlotGrant, StartSequence
+from actors.messages import (
+    CacheCleared,
+    CacheControl,
+    CacheMessage,
+    ClearCache,
+    Queued,
+    SlotGrant,
+    StartSequence,
+)
 from actors.phase import PhaseCell
 from actors.ports import SlotStatus
 from actors.prefill_queue import NAME as QUEUE_NAME
@@ -101,6 +110,7 @@ class Pipeline:
             mode=self._engine.info.prefix,
             state_bytes=self._engine.info.state_bytes,
             memory=self.cache_memory,
+            on_forget=lambda: decode.wake(),
             journal=self._journal,
             faults=self._faults,
         )
@@ -127,6 +137,7 @@ class Pipeline:
             rate=self._rate,
             journal=self._journal,
             faults=self._faults,
+            take_forget=cache.take_forget,
         )
         self._actors = (cache, decode)
         try:
@@ -165,11 +176,30 @@ class Pipeline:
     def close(self) -> None:
         """Fail everyone who still waits, and close the lanes.  Idempotent."""
         failure = closing_failure(self._phase)
+        fail_pending(self._control, failure)
+        self._control_tx.close()
         fail_room(self._room, failure, self._journal)
         for lane in LANES:
             for queued in fail_pending(self._lanes[lane], failure):
                 rid = queued.sender.request_id
                 self._journal.record(QUEUE_NAME, "terminal", rid, "failed", failure.code.value)
+
+    def cache_stats(self) -> CacheStats:
+        """Of the prompt cache.  Never awaits."""
+        cache = None if self._actors is None else self._actors[0].prefixes
+        return cache_stats(self._limits.prompt_cache, self.cache_memory, cache)
+
+    async def clear_cache(self) -> CacheCleared:
+        """Forget every prefix that no running sequence uses."""
+        if self._actors is None:
+            return CacheCleared(freed_bytes=0, freed_entries=0)
+        reply_tx, reply_rx = trio.open_memory_channel[CacheCleared](1)
+        await self._control_tx.send(ClearCache(reply_tx=reply_tx))
+        try:
+            return await ask(reply_rx)
+        except PeerGone:
+            # The pipeline crashed meanwhile, and nothing is kept over a restart.
+            return CacheCleared(freed_bytes=0, freed_entries=0)
 
     def status(self) -> PipelineStatus:
         """A consistent snapshot.  Never awaits."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import trio
 
+from actors.core.cache_stats import CacheStats
 from actors.kit.seams import Seams
 from actors.limits import Limits
-from actors.messages import StoreMessage, Submit
+from actors.messages import CacheCleared, StoreMessage, Submit
 from actors.phase import Phase, PhaseCell
 from actors.requests import Priority
 
@@ -110,6 +111,11 @@ class Places:
         return release
 
 
+async def nothing_cleared() -> CacheCleared:
+    await trio.lowlevel.checkpoint()
+    return CacheCleared(freed_bytes=0, freed_entries=0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
     phase: PhaseCell
@@ -122,4 +128,6 @@ class Ports:
     retry_after_s: Callable[[], float]  # estimate from the measured service rate, at least 1.0
     seams: Seams
     limits: Limits
+    cache_stats: Callable[[], CacheStats | None] = lambda: None  # None while loading
+    clear_cache: Callable[[], Awaitable[CacheCleared]] = nothing_cleared
     loop_lag: Callable[[], Mapping[str, float]] = dict  # milliseconds; empty when not measured

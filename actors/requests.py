@@ -51,6 +51,13 @@ class LoopRule:
     count: int
 
 
+def loop_rule(min_size: int, max_size: int, count: int) -> LoopRule | None:
+    """None where the numbers switch it off: no sizes, or fewer than two in a row."""
+    if max_size <= 0 or count < 2:
+        return None
+    return LoopRule(min_size=max(min_size, 1), max_size=max_size, count=count)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachePolicy:
     """``use`` False: neither look up nor donate.  Buckets never see each other's prefixes."""

@@ -9,14 +9,18 @@ from typing import Any, Literal, NoReturn
 
 from pydantic import BaseModel, ConfigDict
 
-from actors.limits import Limits
+from actors.limits import Limits, PromptCacheLimits
 from models.engine import EngineInfo
+from models.mlx.load import EngineOptions
 from runtime.setting_types import Setting
 from runtime.settings_table import SETTINGS
 
 PROG = "mlxcel-server"
 MIN_SLOT_CONTEXT = 512
 DEFAULT_LIMITS = Limits()
+UNBOUNDED = 2**62
+DETERMINISTIC_CHUNK = 128
+QUANTISED = {"q8_0": 8, "q4_0": 4}
 
 
 class ConfigError(Exception):
@@ -57,6 +61,51 @@ class ServerConfig(BaseModel):
     top_p: float
     min_p: float
     seed: int | None
+    max_batch: int | None
+    no_batch: bool
+    cont_batching: bool
+    prefill_grant_interval: int
+    max_batch_prefill: int
+    max_batch_prefill_tokens: int
+    enable_preemption: bool
+    preemption_policy: Literal["longest-first", "lowest-priority"]
+    max_kv_size: int
+    kv_bits: int
+    kv_group_size: int
+    cache_type_k: str
+    cache_type_v: str
+    request_memory: int | None
+    deterministic: bool
+    typical_p: float
+    top_n_sigma: float
+    xtc_probability: float
+    xtc_threshold: float
+    repeat_last_n: int
+    repeat_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    dry_multiplier: float
+    dry_base: float
+    dry_allowed_length: int
+    dry_penalty_last_n: int
+    ignore_eos: bool
+    reasoning_budget: int
+    loop_detection: tuple[int, int, int] | None
+    prompt_cache_enabled: bool
+    no_prompt_cache: bool
+    cache_prompt: bool
+    prompt_cache_bytes: int
+    cache_ram: int | None
+    prompt_cache_entries: int
+    prompt_cache_ttl_s: float
+    prompt_cache_min_prefix: int
+    snapshot_bytes: int
+    snapshot_entries: int
+    snapshot_ttl_s: float
+    apc_enabled: bool
+    apc_block_size: int
+    apc_hash: Literal["sha256", "blake3"]
+    cache_reuse: int
     decode_timeout_s: float
     drain_s: float
     restart_max: int
@@ -66,17 +115,64 @@ class ServerConfig(BaseModel):
 
     @property
     def slots(self) -> int:
+        if self.no_batch:
+            return 1
         return 4 if self.parallel == -1 else self.parallel
+
+    @property
+    def rows(self) -> int | None:
+        """Rows of one decode step (None: every slot)."""
+        return self.max_batch if self.cont_batching else 1
+
+    @property
+    def engine_options(self) -> EngineOptions:
+        return EngineOptions(
+            max_kv_size=self.max_kv_size or None,
+            kv_bits=self.kv_bits or QUANTISED.get(self.cache_type_k),
+            kv_group_size=self.kv_group_size,
+            deterministic=self.deterministic,
+        )
+
+    @property
+    def prompt_cache(self) -> PromptCacheLimits:
+        off = self.no_prompt_cache or self.cache_ram == 0 or self.deterministic
+        capacity = self.prompt_cache_bytes
+        if self.cache_ram is not None:
+            capacity = UNBOUNDED if self.cache_ram == -1 else self.cache_ram
+        return PromptCacheLimits(
+            enabled=self.prompt_cache_enabled and self.cache_prompt and not off,
+            capacity_bytes=capacity,
+            max_entries=self.prompt_cache_entries,
+            ttl_s=self.prompt_cache_ttl_s,
+            min_prefix=self.prompt_cache_min_prefix,
+            apc=self.apc_enabled,
+            block_tokens=self.apc_block_size,
+            hash_name=self.apc_hash,
+            snapshot_capacity_bytes=self.snapshot_bytes,
+            snapshot_max_entries=self.snapshot_entries,
+            snapshot_ttl_s=self.snapshot_ttl_s,
+        )
 
     def boot_limits(self) -> Limits:
         """Limits before the model is known; ``loaded_limits`` narrows them."""
-        chunk_max = max(self.prefill_chunk or 0, DEFAULT_LIMITS.prefill_chunk_max_tokens)
+        chunk = self.prefill_chunk
+        if self.deterministic and chunk is None:
+            chunk = DETERMINISTIC_CHUNK
+        chunk_max = max(chunk or 0, DEFAULT_LIMITS.prefill_chunk_max_tokens)
         return Limits(
             max_slots=self.slots,
             max_queue_depth=self.max_queue_depth,
             token_buffer=self.token_buffer,
             priority_max_skips=self.priority_max_skips,
-            prefill_chunk_tokens=self.prefill_chunk,
+            prefill_chunk_tokens=chunk,
+            prefill_grant_interval=self.prefill_grant_interval,
+            max_batch_prefill=1 if self.deterministic else self.max_batch_prefill,
+            max_batch_prefill_tokens=self.max_batch_prefill_tokens or UNBOUNDED,
+            max_batch=self.rows,
+            enable_preemption=self.enable_preemption,
+            preemption_policy=self.preemption_policy,
+            request_memory_bytes=self.request_memory,
+            prompt_cache=self.prompt_cache,
             prefill_chunk_max_tokens=chunk_max,
             step_tokens=max(2048, self.slots + chunk_max),
             stall_s=self.stall_s,
@@ -98,17 +194,37 @@ class ServerConfig(BaseModel):
                     f"--ctx-size {self.ctx_size} over {slots} slots leaves {slot_context} tokens "
                     f"per slot; at least {MIN_SLOT_CONTEXT} are needed"
                 )
-        wanted = slots * slot_context
+        budget = self._budget_tokens(info, boot.prompt_cache, slots * slot_context)
+        if budget < min(MIN_SLOT_CONTEXT, slot_context):
+            raise ConfigError(
+                f"the KV cache budget holds {budget} tokens of this model; at least "
+                f"{min(MIN_SLOT_CONTEXT, slot_context)} are needed"
+            )
+        return dataclasses.replace(
+            boot,
+            max_slots=slots,
+            max_batch=None if boot.max_batch is None else min(boot.max_batch, slots),
+            # No request can be longer than what all the cache holds.
+            slot_context_tokens=min(slot_context, budget),
+            cache_budget_tokens=budget,
+            kv_bytes_per_token=info.kv_bytes_per_token,
+        )
+
+    def _budget_tokens(self, info: EngineInfo, cache: PromptCacheLimits, leased: int) -> int:
+        """Tokens for full slots and, beside them, for kept prefixes, as far as memory allows."""
+        size = info.kv_bytes_per_token
+        if size <= 0:
+            return leased
+        wanted = leased
+        if cache.enabled and info.prefix != "none":
+            capacity = cache.capacity_bytes
+            if info.prefix == "snapshots":
+                capacity = cache.snapshot_capacity_bytes
+            wanted += capacity // size
         budget_bytes = info.kv_budget_bytes if self.kv_budget == "auto" else None
         if isinstance(self.kv_budget, int):
             budget_bytes = self.kv_budget
-        if budget_bytes is not None and info.kv_bytes_per_token > 0:
-            wanted = min(wanted, budget_bytes // info.kv_bytes_per_token)
-        if wanted < 1:
-            raise ConfigError("--kv-cache-budget does not hold a single token of this model")
-        return dataclasses.replace(
-            boot, max_slots=slots, slot_context_tokens=slot_context, cache_budget_tokens=wanted
-        )
+        return wanted if budget_bytes is None else min(wanted, budget_bytes // size)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -130,6 +246,8 @@ def build_parser() -> argparse.ArgumentParser:
         if setting.group not in groups:
             groups[setting.group] = parser.add_argument_group(setting.group)
         group = groups[setting.group]
+        if not setting.flags:
+            continue  # an environment variable only
         help_text = _help(setting).replace("%", "%%")
         if setting.const is not None:
             group.add_argument(
@@ -180,12 +298,29 @@ def load_config(argv: Sequence[str], environ: Mapping[str, str]) -> ServerConfig
         print(f"{PROG} {version(PROG)}")  # noqa: T201
         raise SystemExit(0)
     values.update(parsed)
-    if values["parallel"] == 0:
-        raise ConfigError("argument --parallel: must be positive, or -1 for the default")
+    _check_together(values)
     if values["cache_dir"] is None:
         root = environ.get("MLXCEL_CACHE_DIR", "~/.cache/mlxcel")
         values["cache_dir"] = f"{root}/models"
     return ServerConfig(**values)
+
+
+def _check_together(values: Mapping[str, Any]) -> None:
+    """What a setting alone cannot tell.  Raises ConfigError."""
+    if values["parallel"] == 0:
+        raise ConfigError("--parallel (LLAMA_ARG_N_PARALLEL) must be positive, or -1 for the default")
+    if values["cache_reuse"] > 0:
+        raise ConfigError(
+            "--cache-reuse is not supported: caches are reused from the beginning of a prompt only"
+        )
+    if QUANTISED.get(values["cache_type_k"]) != QUANTISED.get(values["cache_type_v"]):
+        raise ConfigError("--cache-type-k and --cache-type-v must be quantised alike")
+    if values["kv_bits"] not in (0, 4, 8):
+        raise ConfigError("--kv-bits must be 4 or 8 (or 0 for no quantisation)")
+    if values["kv_group_size"] not in (32, 64, 128):
+        raise ConfigError("--kv-group-size must be 32, 64 or 128")
+    if values["kv_bits"] and values["max_kv_size"]:
+        raise ConfigError("--kv-bits and --max-kv-size cannot be used together")
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:

@@ -27,12 +27,24 @@ async def load(config: ServerConfig, thread: ComputeThread, seams: Seams) -> Loa
     log.info("loading %s from %s", source.name, source.origin)
     started = trio.current_time()
     backend, text = await thread.run_job(
-        partial(load_backend, source, cpu_dtype=config.cpu_dtype, threads=config.threads)
+        partial(
+            load_backend,
+            source,
+            cpu_dtype=config.cpu_dtype,
+            threads=config.threads,
+            options=config.engine_options,
+        )
     )
     engine = ThreadedEngine(thread=thread, backend=backend)
     if backend.info.notes.get("blas") == "bundled":
         log.warning("no fast BLAS: %s", backend.info.notes.get("blas_note"))
     limits = config.loaded_limits(backend.info)
+    if limits.max_slots < config.slots:
+        log.warning(
+            "the caches of this model cannot be batched: %d slot instead of %d",
+            limits.max_slots,
+            config.slots,
+        )
     notes = {
         **backend.info.notes,
         "load_s": round(trio.current_time() - started, 2),

@@ -15,6 +15,7 @@ from actors.kit.journal import NullJournal
 from actors.kit.seams import Seams
 from actors.kit.supervise import SupervisionFailed
 from actors.phase import Phase, PhaseCell
+from actors.requests import loop_rule
 from httpapi.app import create_app
 from httpapi.server import BindError, bind_sockets, serve_http
 from httpapi.settings import GenerationDefaults, HttpSettings
@@ -76,6 +77,21 @@ def http_settings(config: ServerConfig) -> HttpSettings:
             top_k=config.top_k,
             top_p=config.top_p,
             min_p=config.min_p,
+            typical_p=config.typical_p,
+            top_n_sigma=max(config.top_n_sigma, 0.0),
+            xtc_probability=config.xtc_probability,
+            xtc_threshold=config.xtc_threshold,
+            penalty_window=config.repeat_last_n,
+            repetition_penalty=config.repeat_penalty,
+            presence_penalty=config.presence_penalty,
+            frequency_penalty=config.frequency_penalty,
+            dry_multiplier=config.dry_multiplier,
+            dry_base=config.dry_base,
+            dry_allowed_length=config.dry_allowed_length,
+            dry_window=config.dry_penalty_last_n,
+            ignore_eos=config.ignore_eos,
+            thinking_budget=None if config.reasoning_budget == -1 else config.reasoning_budget,
+            loop=loop_rule(*(config.loop_detection or (0, 0, 0))),
             seed=config.seed,
             n_predict=config.n_predict,
         ),

@@ -134,3 +134,32 @@ def alias_list(value: str) -> str:
     if not names:
         raise ValueError("must name at least one alias")
     return names[0]
+
+
+def memory_budget(value: str) -> int:
+    """A size; there is no way to say "none", since the budget can only lower what is allowed."""
+    if value.strip().lower() in ("0", "none"):
+        raise ValueError("must be a positive size such as 12G; leave it unset for no bound")
+    return size_bytes(value)
+
+
+def megabytes(value: str) -> int:
+    """Mebibytes as bytes; -1 (no bound) and 0 (off) stay what they are."""
+    count: int = integer(-1, 2**40)(value)
+    return count if count <= 0 else count * 2**20
+
+
+def loop_detection(value: str) -> tuple[int, int, int]:
+    """(min, max, count); (0, 0, 0) is off."""
+    match value.strip().lower():
+        case "off":
+            return 0, 0, 0
+        case "on":
+            return 1, 20, 4
+    try:
+        low, high, count = (int(part) for part in value.split(","))
+    except ValueError:
+        raise ValueError("expected on, off or three whole numbers MIN,MAX,COUNT") from None
+    if min(low, high, count) < 0:
+        raise ValueError("must not be negative")
+    return low, high, count

@@ -20,6 +20,7 @@ from runtime.setting_types import (
     size_bytes,
     text,
 )
+from runtime.settings_engine import BATCHING, PROMPT_CACHE, SAMPLERS
 
 MODEL, HTTP, BATCH, SAMPLING, LIFE = (
     "Model",
@@ -285,6 +286,8 @@ SETTINGS: tuple[Setting, ...] = (
         parse=integer(4, 65536),
         env=("MLXCEL_TOKEN_BUFFER",),
     ),
+    *BATCHING,
+    *PROMPT_CACHE,
     # Sampling defaults ------------------------------------------------------------------------
     Setting(
         dest="temperature",
@@ -336,6 +339,7 @@ SETTINGS: tuple[Setting, ...] = (
         parse=sampling_seed,
         env=("LLAMA_ARG_SEED",),
     ),
+    *SAMPLERS,
     # Supervision and logs ---------------------------------------------------------------------
     Setting(
         dest="decode_timeout_s",

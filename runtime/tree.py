@@ -13,17 +13,25 @@ from dataclasses import dataclass
 import trio
 
 from actors.admission import AdmissionActor
+from actors.core.cache_stats import CacheStats
 from actors.core.service_rate import ServiceRate
 from actors.kit.faults import NO_FAULTS, Faults
 from actors.kit.journal import Journal
 from actors.kit.seams import Seams
 from actors.kit.supervise import RestartPolicy, Supervisor
 from actors.limits import LANES, Limits
-from actors.messages import Queued, StoreMessage, Submit
+from actors.messages import CacheCleared, Queued, StoreMessage, Submit
 from actors.offload import Offload, ThreadOffload
 from actors.phase import PhaseCell
 from actors.pipeline import Pipeline
-from actors.ports import Places, Ports, RuntimeStatus, ServedModel, SlotStatus
+from actors.ports import (
+    Places,
+    Ports,
+    RuntimeStatus,
+    ServedModel,
+    SlotStatus,
+    nothing_cleared,
+)
 from actors.prefill_queue import open_room
 from actors.responses_store import ResponsesStore
 from models.engine import Engine
@@ -85,6 +93,8 @@ class Tree:
             retry_after_s=self._retry_after_s,
             seams=seams,
             limits=limits,
+            cache_stats=self._cache_stats,
+            clear_cache=self._clear_cache,
             loop_lag=loop_lag,
         )
 
@@ -105,6 +115,7 @@ class Tree:
             journal=self._journal,
             offload=self._offload,
             retry_after_s=rate.retry_after_s,
+            fingerprint=loaded.engine.info.fingerprint,
             faults=self._faults,
         )
         pipeline = Pipeline(
@@ -140,6 +151,14 @@ class Tree:
 
     def _model(self) -> ServedModel | None:
         return None if self._actors is None else self._actors.loaded.model
+
+    def _cache_stats(self) -> CacheStats | None:
+        return None if self._actors is None else self._actors.pipeline.cache_stats()
+
+    async def _clear_cache(self) -> CacheCleared:
+        if self._actors is None:
+            return await nothing_cleared()
+        return await self._actors.pipeline.clear_cache()
 
     def _note_refusal(self, code: str) -> None:
         self._refusals[code] += 1

@@ -7,19 +7,37 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from actors.requests import LoopRule
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationDefaults:
     """What a request gets for the fields that it leaves out.
 
     ``seed`` None draws one per request; ``n_predict`` -1 means until an end token or a full
-    context.  ``template_kwargs`` reach the chat template unless the request overrides a key.
+    context.  Windows count tokens, -1 is the whole context, 0 none.  ``template_kwargs`` reach the
+    chat template unless the request overrides a key.
     """
 
     temperature: float = 0.8
     top_k: int = 40
     top_p: float = 0.95
     min_p: float = 0.05
+    typical_p: float = 1.0
+    top_n_sigma: float = 0.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    penalty_window: int = 64
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_window: int = 64
+    ignore_eos: bool = False
+    thinking_budget: int | None = None
+    loop: LoopRule | None = None
     seed: int | None = None
     n_predict: int = -1
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
