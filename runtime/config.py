@@ -308,7 +308,9 @@ def load_config(argv: Sequence[str], environ: Mapping[str, str]) -> ServerConfig
 def _check_together(values: Mapping[str, Any]) -> None:
     """What a setting alone cannot tell.  Raises ConfigError."""
     if values["parallel"] == 0:
-        raise ConfigError("--parallel (LLAMA_ARG_N_PARALLEL) must be positive, or -1 for the default")
+        raise ConfigError(
+            "--parallel (LLAMA_ARG_N_PARALLEL) must be positive, or -1 for the default"
+        )
     if values["cache_reuse"] > 0:
         raise ConfigError(
             "--cache-reuse is not supported: caches are reused from the beginning of a prompt only"

@@ -20,12 +20,13 @@ from models.engine import (
 from models.mlx.batching import (
     DecodeBatch,
     arrays_of,
-    can_batch,
+    kinds_of,
     new_caches,
     prefix_mode,
 )
 from models.mlx.decoder import Decoder
 from models.mlx.head import LastPositionHead
+from models.mlx.kv_probe import check_caches, widest_batch
 from models.mlx.memory import kv_budget, kv_bytes_per_token, state_bytes
 from models.mlx.prefiller import Prefiller, takes_padding
 from models.mlx.prefixes import Planes, PrefixStore, planes_of, planes_of_row
@@ -44,8 +45,8 @@ class MLXBackend:
 
     ``kv_budget_bytes`` None takes what the machine has left.  Decodes that take less than
     ``run_ahead_s`` are started before they are asked for.  ``max_kv_size`` bounds every sequence's
-    cache by a rotating window; ``kv_bits`` quantises caches.  ``deterministic`` computes every
-    sequence by itself.
+    cache; ``kv_bits`` quantises caches; raises UnsupportedCaches where the model cannot work with
+    such.  ``deterministic`` computes every sequence by itself.
     """
 
     def __init__(
@@ -69,13 +70,14 @@ class MLXBackend:
         self._steps = 0
         self._step = 0
         self._abandoned = -1  # the step that nobody wants; set by another thread
-        make_caches = partial(
-            new_caches,
-            model,
-            max_kv_size=max_kv_size,
-            kv_bits=kv_bits,
-            kv_group_size=kv_group_size,
-        )
+        kind: dict[str, Any] = {
+            "max_kv_size": max_kv_size,
+            "kv_bits": kv_bits,
+            "kv_group_size": kv_group_size,
+        }
+        if max_kv_size is not None or kv_bits is not None:
+            check_caches(model, **kind)
+        make_caches = partial(new_caches, model, **kind)
         head = LastPositionHead(model)
         probe = make_caches()
         mx.eval(head(model, mx.array([[0, 0]]), probe), arrays_of(probe))
@@ -106,11 +108,11 @@ class MLXBackend:
             context_length=context_length,
             kv_bytes_per_token=kv_bytes_per_token(probe),
             kv_budget_bytes=kv_budget() if kv_budget_bytes is None else kv_budget_bytes,
-            max_batch=None if can_batch(probe) else 1,
+            max_batch=widest_batch(model, **kind),
             prefix=prefix_mode(probe),
             state_bytes=state_bytes(probe),
             fingerprint=fingerprint,
-            notes=dict(notes or {}),
+            notes={**(notes or {}), "kv_caches": kinds_of(probe)},
         )
 
     @property

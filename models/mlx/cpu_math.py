@@ -31,8 +31,8 @@ _original_swiglu: Callable[[mx.array, mx.array], mx.array] = activations.swiglu
 
 def attention(
     queries: mx.array,
-    keys: mx.array,
-    values: mx.array,
+    keys: mx.array | tuple[mx.array, ...],
+    values: mx.array | tuple[mx.array, ...],
     cache: Any,
     scale: float,
     mask: mx.array | str | None,
@@ -43,10 +43,18 @@ def attention(
     queries [B, H, N, D], keys [B, K, L, D], values [B, K, L, E] with H a multiple of K; result
     [B, H, N, E].  The query heads that share a key head go through one matrix product.
     """
+    if isinstance(keys, tuple) and isinstance(values, tuple) and queries.shape[2] > 1:
+        # The quantised product is computed row by row here; for many rows this is faster.
+        keys, values = _dequantized(keys, cache), _dequantized(values, cache)
+        if sinks is None and queries.dtype == mx.float32:
+            return attention(queries, keys, values, None, scale, mask)
+        cache = None
     if sinks is not None or hasattr(cache, "bits") or queries.dtype != mx.float32:
         return _original_attention(
             queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks
         )
+    assert isinstance(keys, mx.array)
+    assert isinstance(values, mx.array)
     count, length = queries.shape[2], keys.shape[2]
     if isinstance(mask, str) and count > BLOCK:
         # The columns that a block of queries cannot see are never computed, and what is stays in
@@ -64,6 +72,14 @@ def attention(
         ]
         return mx.concatenate(blocks, axis=2)
     return _attention(queries, keys, values, scale, mask)
+
+
+def _dequantized(side: tuple[mx.array, ...], cache: Any) -> mx.array:
+    packed, scales, biases = side
+    plain: mx.array = mx.dequantize(
+        packed, scales, biases, group_size=cache.group_size, bits=cache.bits
+    )
+    return plain
 
 
 def _attention(

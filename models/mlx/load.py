@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from models.backend import Backend
-from models.mlx.blas import prepare_blas
+from models.errors import ModelLoadError
+from models.mlx.blas import BlasReport, prepare_blas
 from models.source import ModelSource
 from models.text_model import TextModel
+
+if TYPE_CHECKING:
+    from models.mlx.weights import LoadedModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +38,7 @@ def load_backend(
     """Choose a BLAS, load the weights, build the backend.  Raises ModelLoadError."""
     blas = prepare_blas(threads)
     # Only now: the BLAS has to be there when MLX is first imported.
-    from models.mlx.backend import MLXBackend
-    from models.mlx.fingerprint import fingerprint
+    from models.mlx.kv_quant import UnsupportedCaches
     from models.mlx.weights import load_model
 
     loaded = load_model(source, cpu_dtype=cpu_dtype)  # type: ignore[arg-type]
@@ -43,7 +47,18 @@ def load_backend(
 
         cpu_math.install(loaded.model)
         rope.install(loaded.model, loaded.text.context_length)
-    backend = MLXBackend(
+    try:
+        backend = _backend(loaded, blas, options)
+    except UnsupportedCaches as error:
+        raise ModelLoadError(str(error)) from error
+    return backend, loaded.text
+
+
+def _backend(loaded: LoadedModel, blas: BlasReport, options: EngineOptions) -> Backend:
+    from models.mlx.backend import MLXBackend
+    from models.mlx.fingerprint import fingerprint
+
+    return MLXBackend(
         loaded.model,
         model_type=str(loaded.config.get("model_type", "unknown")),
         vocab_size=loaded.text.vocab_size,
@@ -63,4 +78,3 @@ def load_backend(
             "blas_note": blas.note,
         },
     )
-    return backend, loaded.text

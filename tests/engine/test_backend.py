@@ -446,7 +446,7 @@ def test_facts_about_the_model(model: Any) -> None:
     assert info.max_batch is None
     assert info.kv_budget_bytes is not None
     assert info.kv_budget_bytes > 0
-    assert info.notes == {"device": "cpu"}
+    assert info.notes.items() >= {"device": "cpu"}.items()
     # 2 kv heads of 16 values, keys and values, float32; falcon_h1 has 2 attention heads likewise.
     attention_layers = 0 if model.model_type == "mamba2" else len(model.layers)
     assert info.kv_bytes_per_token == attention_layers * 2 * 2 * 16 * 4
