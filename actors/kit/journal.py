@@ -25,6 +25,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
     # cache
     "leased": ("rid", "lease", "tokens", "leased_tokens"),  # last field: sum over all leases
     "lease_refused": ("rid", "tokens", "free_tokens"),
+    "lease_changed": ("rid", "lease", "tokens", "leased_tokens"),  # it has grown or shrunk
     "lease_released": ("rid", "lease", "leased_tokens"),
     # decode loop
     "granted": ("slot",),  # a free slot was offered to the queue
@@ -57,6 +58,9 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "client_event": ("rid", "kind", "text"),
     "client_closed": ("rid",),  # the receive end was closed before a terminal event
     "fault_armed": ("kind", "detail"),
+    "engine_kept": ("handle", "tokens"),  # what the engine keeps under a handle
+    "engine_forgot": ("handle",),
+    "engine_opened": ("seq", "handles", "tokens"),  # a sequence began with these tokens
     "probe": ("name", "value"),
 }
 
