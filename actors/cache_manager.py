@@ -168,7 +168,7 @@ class CacheManager:
             self._journal.record(NAME, "grow_refused", message.request_id, message.lease_id)
             reply(message.reply_tx, CacheRefused(free_tokens=self.book.free_tokens))
             return
-        self._note("grown", message.request_id, message.lease_id, tokens)
+        self._note("lease_changed", message.request_id, message.lease_id, tokens)
         grown = CacheGrown(tokens=tokens, forget=self.take_forget())
         if not reply(message.reply_tx, grown):
             self.prefixes.index.forgotten += grown.forget
@@ -176,7 +176,7 @@ class CacheManager:
     def _shrink(self, message: ShrinkCache) -> None:
         self.prefixes.drop(self._held[message.lease_id])
         self.book.shrink(message.lease_id)
-        self._note("shrunk", message.request_id, message.lease_id)
+        self._note("lease_changed", message.request_id, message.lease_id, 0)
 
     def _release(self, message: ReleaseCache) -> None:
         self._faults.hit("cache.release")

@@ -116,9 +116,10 @@ class CacheLink:
 
     def take_over(self, lease: CacheLease) -> KeptPrefix | None:
         """A new sequence brings its lease; returns what of its prefix is really there."""
+        self._poll_leaving()  # the lease may build upon what they left
         for data in lease.load:
             self._load[data.handle] = data
-        self._note_forget(lease.forget)
+        self._forget += lease.forget
         prefix = lease.prefix
         for place, handle in enumerate(prefix.handles if prefix is not None else ()):
             if handle in self._void and prefix is not None:
@@ -181,7 +182,7 @@ class CacheLink:
             return
         covered = donated > 0 and donated >= len(row.seq.prompt_ids) - 1
         if row.snapshot_kept and not covered:
-            self._note_forget((handle,))
+            self._forget.append(handle)
         elif covered and not row.snapshot_kept:
             self._void[handle] = 0
 
@@ -213,13 +214,7 @@ class CacheLink:
 
     def poll(self) -> list[tuple[Row, Grown]]:
         """Collect the answers that are here; returns those about growth."""
-        leaving, self._leaving = self._leaving, []
-        for one in leaving:
-            released = one.answer.poll()
-            if released is None:
-                self._leaving.append(one)
-            else:
-                self._note_released(one, released)
+        self._poll_leaving()
         grown: list[tuple[Row, Grown]] = []
         growing, self._growing = self._growing, []
         for asked in growing:
@@ -228,7 +223,7 @@ class CacheLink:
                 self._growing.append(asked)
                 continue
             if isinstance(answer, CacheGrown):
-                self._note_forget(answer.forget)
+                self._forget += answer.forget
             asked.row.asked = False
             grown.append((asked.row, answer))
         return grown
@@ -239,6 +234,15 @@ class CacheLink:
             await self._leaving[0].answer.wait()
         else:
             await self._growing[0].answer.wait()
+
+    def _poll_leaving(self) -> None:
+        leaving, self._leaving = self._leaving, []
+        for one in leaving:
+            released = one.answer.poll()
+            if released is None:
+                self._leaving.append(one)
+            else:
+                self._note_released(one, released)
 
     def _note_released(self, one: _Leaving, released: CacheReleased) -> None:
         for block in released.keep:
@@ -254,30 +258,37 @@ class CacheLink:
             )
         if not one.freed:
             self._drop.append(one.sequence_id)
-        self._note_forget(released.forget)
+        self._forget += released.forget
 
-    def _note_forget(self, handles: tuple[int, ...]) -> None:
-        """What has not reached the engine yet never will."""
-        for handle in handles:
+    def _still_to_forget(self) -> list[int]:
+        """Without what has not reached the engine yet, and so never will.
+
+        Sorted out only now, since answers on different channels are not read in their order: a
+        handle may be forgotten by one that was read before the one which introduced it.
+        """
+        found: list[int] = []
+        for handle in self._forget:
             if self._void.pop(handle, None) is not None:
                 continue
             if self._load.pop(handle, None) is None and self._keep.pop(handle, None) is None:
-                self._forget.append(handle)
+                found.append(handle)
+        return found
 
     # Plans ---------------------------------------------------------------------------------------
 
     def take_work(self) -> CacheWork:
         """What the next plan has to do; a snapshot that choices still wait for is not forgotten."""
-        self._note_forget(self._take_forget())
+        self._forget += self._take_forget()
         self._forget += self._forks.unneeded()
         pinned = self._forks.pinned
+        forget = self._still_to_forget()
+        self._forget = [handle for handle in forget if handle in pinned]
         work = CacheWork(
-            forget=tuple(handle for handle in self._forget if handle not in pinned),
+            forget=tuple(handle for handle in forget if handle not in pinned),
             load=tuple(self._load.values()),
             keep=tuple(self._keep.values()),
             drop=tuple(self._drop),
         )
-        self._forget = [handle for handle in self._forget if handle in pinned]
         self._load.clear()
         self._keep.clear()
         self._drop.clear()

@@ -46,8 +46,7 @@ class PlanMaker:
             decode=[row.seq.sequence_id for row in self._ready_rows(undelivered)],
             prefill=[
                 PrefillNeed(sequence_id=row.seq.sequence_id, remaining_tokens=row.seq.next_chunk)
-                for row in self._slots.rows()
-                if row.seq.phase is SequencePhase.PREFILL
+                for row in self._prefilling_rows(undelivered)
             ],
             cost=self._cost,
         )
@@ -73,20 +72,33 @@ class PlanMaker:
         return plan, shape
 
     def _ready_rows(self, undelivered: Set[int]) -> Iterator[Row]:
-        """Rows that decode, have room and cache; those without room are parked."""
+        """Rows that decode, have room and cache."""
         for row in self._slots.rows():
-            seq = row.seq
-            if seq.phase is not SequencePhase.DECODE:
+            if row.seq.phase is not SequencePhase.DECODE:
                 continue
-            if row.room >= (seq.sequence_id in undelivered) + ROOM_TO_DRAW:
-                if seq.resume():
-                    self._journal.record(NAME, "resumed", seq.request_id)
-                if self._growth.covers_next(row):
-                    yield row
+            if not self._has_room(row, undelivered):
+                row.starved = False
+            elif self._growth.covers_next(row):
+                yield row
+
+    def _prefilling_rows(self, undelivered: Set[int]) -> Iterator[Row]:
+        """Rows with a prompt to be evaluated.  One that was preempted may have a full channel."""
+        for row in self._slots.rows():
+            if row.seq.phase is not SequencePhase.PREFILL:
                 continue
-            row.starved = False
-            if seq.park(trio.current_time()):
-                self._journal.record(NAME, "parked", seq.request_id)
+            if not row.seq.generated or self._has_room(row, undelivered):
+                yield row
+
+    def _has_room(self, row: Row, undelivered: Set[int]) -> bool:
+        """Whether one more token can be sent; otherwise the row is parked."""
+        seq = row.seq
+        if row.room >= (seq.sequence_id in undelivered) + ROOM_TO_DRAW:
+            if seq.resume():
+                self._journal.record(NAME, "resumed", seq.request_id)
+            return True
+        if seq.park(trio.current_time()):
+            self._journal.record(NAME, "parked", seq.request_id)
+        return False
 
     def _forced(self, shape: StepShape) -> dict[int, int]:
         """The tokens that end reasoning blocks which have become too long."""

@@ -23,7 +23,7 @@ from models.engine import (
     TokenLogprobs,
 )
 from models.sampling import GREEDY, SamplingParams
-from models.scripted_cache import KeptCaches
+from models.scripted_cache import KeptCaches, unobserved
 from models.scripted_text import EOS_ID, VOCAB_SIZE, ids_to_text
 
 #: What a scripted text is made of; some characters take several bytes, so tokens split them.
@@ -100,6 +100,9 @@ class ScriptedEngine:
     Whatever it does not cover gets ``default_script``.  After a script's end comes EOS for ever.
     What is drawn depends on the prompt, the sampling and the position alone, so a sequence that is
     computed anew goes on with its script.
+
+    ``observe`` is told what happens to kept caches: ("kept", handle, tokens), ("forgot", handle),
+    ("opened", sequence id, handles, tokens).
     """
 
     def __init__(
@@ -110,6 +113,7 @@ class ScriptedEngine:
         faults: EngineFaults | None = None,
         scripts: Scripts | None = None,
         max_length: int = 40,
+        observe: Callable[..., None] = unobserved,
     ) -> None:
         self._info = info or EngineInfo(
             model_type="scripted",
@@ -121,7 +125,8 @@ class ScriptedEngine:
         self._scripts = scripts if scripts is not None else {}
         self._max_length = max_length
         self._rows: dict[int, _Row] = {}
-        self._caches = KeptCaches()
+        self._observe = observe
+        self._caches = KeptCaches(observe)
         self._in_flight: tuple[StepPlan, float] | None = None
         self._abandoned = False
         self._dead = False
@@ -286,6 +291,8 @@ class ScriptedEngine:
             row = self._rows[chunk.sequence_id] = _Row()
             if chunk.prefix is not None:
                 row.tokens += self._caches.open(chunk.prefix)
+                opened = tuple(row.tokens)
+                self._observe("opened", chunk.sequence_id, chunk.prefix.handles, opened)
         row.tokens += chunk.tokens
         if chunk.keep_as is not None:
             self._caches.snapshot(chunk.keep_as, row.tokens)
@@ -333,5 +340,5 @@ class ScriptedEngine:
             self._in_flight = None
         await trio.lowlevel.checkpoint()
         self._rows.clear()
-        self._caches = KeptCaches()
+        self._caches = KeptCaches(self._observe)
         self.resets += 1

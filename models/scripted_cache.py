@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from models.engine import KeptPrefix, PrefixData, StepPlan
@@ -17,11 +17,16 @@ class Kept:
     snapshot: bool
 
 
+def unobserved(event: str, *fields: object) -> None:
+    del event, fields
+
+
 class KeptCaches:
     """Blocks and snapshots by handle.  Everything that is not allowed is an AssertionError."""
 
-    def __init__(self) -> None:
+    def __init__(self, observe: Callable[..., None] = unobserved) -> None:
         self._kept: dict[int, Kept] = {}
+        self._observe = observe
 
     @property
     def handles(self) -> tuple[int, ...]:
@@ -54,20 +59,25 @@ class KeptCaches:
         """Forget, load, keep.  ``rows`` are the tokens of all sequences; returns the exports."""
         for handle in plan.forget:
             del self._kept[handle]
+            self._observe("forgot", handle)
         for data in plan.load:
-            start, tokens = data.arrays["start"], data.arrays["tokens"]
-            self._kept[data.handle] = Kept(start, tuple(tokens), snapshot=False)
+            start, loaded = data.arrays["start"], data.arrays["tokens"]
+            self._keep(data.handle, Kept(start, tuple(loaded), snapshot=False))
         exported = []
         for block in plan.keep:
             tokens = tuple(rows[block.sequence_id][block.start : block.end])
-            self._kept[block.handle] = Kept(block.start, tokens, snapshot=False)
+            self._keep(block.handle, Kept(block.start, tokens, snapshot=False))
             if block.export:
                 arrays = {"start": block.start, "tokens": tokens}
                 exported.append(PrefixData(handle=block.handle, arrays=arrays))
         return tuple(exported)
 
     def snapshot(self, handle: int, tokens: Sequence[int]) -> None:
-        self._kept[handle] = Kept(0, tuple(tokens), snapshot=True)
+        self._keep(handle, Kept(0, tuple(tokens), snapshot=True))
+
+    def _keep(self, handle: int, kept: Kept) -> None:
+        self._kept[handle] = kept
+        self._observe("kept", handle, kept.tokens)
 
     def open(self, prefix: KeptPrefix) -> tuple[int, ...]:
         """The tokens that a sequence begins with."""

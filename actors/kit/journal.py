@@ -25,9 +25,8 @@ EVENTS: dict[str, tuple[str, ...]] = {
     # cache
     "leased": ("rid", "lease", "tokens", "leased_tokens"),  # last field: sum over all leases
     "lease_refused": ("rid", "tokens", "free_tokens"),
-    "grown": ("rid", "lease", "tokens", "leased_tokens"),
     "grow_refused": ("rid", "lease"),
-    "shrunk": ("rid", "lease", "leased_tokens"),
+    "lease_changed": ("rid", "lease", "tokens", "leased_tokens"),  # it has grown or shrunk
     "lease_released": ("rid", "lease", "leased_tokens"),
     "prefix_hit": ("rid", "handles", "tokens"),  # the lease opens from these
     "kept": ("rid", "handles"),  # the released sequence leaves these to the engine
@@ -64,6 +63,9 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "client_event": ("rid", "kind", "text"),
     "client_closed": ("rid",),  # the receive end was closed before a terminal event
     "fault_armed": ("kind", "detail"),
+    "engine_kept": ("handle", "tokens"),  # what the engine keeps under a handle
+    "engine_forgot": ("handle",),
+    "engine_opened": ("seq", "handles", "tokens"),  # a sequence began with these tokens
     "probe": ("name", "value"),
 }
 

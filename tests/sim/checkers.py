@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from actors.kit.journal import Entry
+from tests.sim import checkers_cache as cache
 from tests.sim import checkers_capacity as capacity
 from tests.sim import checkers_order as order
 from tests.sim import checkers_requests as requests
@@ -46,6 +47,8 @@ CHECKERS: dict[str, Checker] = {
     "I29": time.fault_fails_the_running,
     "I30": time.restarts_bounded,
     "I31": time.restart_is_clean,
+    "I32": cache.prefix_is_the_prompts,
+    "I33": cache.handles_live_once,
     "I34": store.nothing_expired,
     "I35": store.within_bounds,
     "I37": time.patient_ones_finish,

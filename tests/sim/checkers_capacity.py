@@ -22,7 +22,7 @@ def budget_kept(run: Run) -> None:
     slots = Slots()
     for entry in run.entries:
         slots.apply(entry)
-        if entry.event not in ("leased", "grown", "shrunk", "lease_released"):
+        if entry.event not in ("leased", "lease_changed", "lease_released"):
             continue
         total = sum(tokens for _, tokens in slots.leases.values())
         if entry["leased_tokens"] != total:
@@ -72,11 +72,13 @@ def slots_add_up(run: Run) -> None:
             raise CheckFailed("I20", "the slot is not free", at=entry)
         if entry.event == "started" and entry["slot"] not in slots.offered:
             raise CheckFailed("I20", "the slot was not offered", at=entry, rid=entry["rid"])
+        if entry.event == "withheld" and (entry["slot"] in slots.offered or entry["slot"] in held):
+            raise CheckFailed("I20", "the withheld slot is not free", at=entry)
         if entry.event == "slot_freed" and slots.active.get(entry["rid"]) != entry["slot"]:
             raise CheckFailed("I20", "freed by another", at=entry, rid=entry["rid"])
         slots.apply(entry)
         if entry.event == "planned":
-            total = len(slots.offered) + len(slots.active)
+            total = len(slots.offered) + len(slots.withheld) + len(slots.active)
             if total != run.limits.max_slots:
                 raise CheckFailed("I20", f"{total} slots accounted for", at=entry)
 
@@ -106,10 +108,22 @@ def leases_match(run: Run) -> None:
 
 
 def steps_within_budget(run: Run) -> None:
-    """I22: a step's tokens add up and stay within ``step_tokens``; prefill covers prompts once."""
+    """I22: a step's tokens add up and stay within its bounds; prefill covers prompts once.
+
+    What a sequence begins with counts as covered; one that was preempted begins anew, with what it
+    had generated.
+    """
     prefilled: dict[str, int] = {}
     accepted = {e["rid"]: int(e["prompt_tokens"]) for _, e in run.having("accepted")}
-    for _, entry in run.having("planned"):
+    for _, entry in run.having("planned", "prefix", "preempted"):
+        if entry.event == "prefix":
+            prefilled[entry["rid"]] = entry["tokens"]
+            continue
+        if entry.event == "preempted":
+            accepted[entry["rid"]] = entry["tokens"]
+            prefilled[entry["rid"]] = 0
+            continue
+        _check_widths(run, entry)
         tokens = len(entry["decode"]) + sum(count for _, count in entry["prefill"])
         if tokens != entry["tokens"] or not 0 <= tokens <= run.limits.step_tokens:
             raise CheckFailed("I22", f"{tokens} tokens planned", at=entry)
@@ -122,6 +136,17 @@ def steps_within_budget(run: Run) -> None:
             prefilled[rid] = prefilled.get(rid, 0) + count
             if count < 1 or prefilled[rid] > accepted[rid]:
                 raise CheckFailed("I22", f"prompt position {prefilled[rid]}", at=entry, rid=rid)
+
+
+def _check_widths(run: Run, entry: Entry) -> None:
+    limits = run.limits
+    if limits.max_batch is not None and len(entry["decode"]) > limits.max_batch:
+        raise CheckFailed("I22", "too many rows decode", at=entry)
+    counts = [count for _, count in entry["prefill"]]
+    if len(counts) > limits.max_batch_prefill:
+        raise CheckFailed("I22", "too many prompts", at=entry)
+    if len(counts) > 1 and len(counts) * max(counts) > limits.max_batch_prefill_tokens:
+        raise CheckFailed("I22", "too many padded tokens", at=entry)
 
 
 def parked_rests(run: Run) -> None:
@@ -171,14 +196,40 @@ class _Rows:
         self.prompts = {e["rid"]: int(e["prompt_tokens"]) for _, e in run.having("accepted")}
         self.draws: dict[str, int] = {}
         self.left: set[str] = set()
+        self.waits: set[str] = set()  # for cache or for another choice: cannot be computed
+        self.again: dict[str, int] = {}  # drawn before it was preempted
 
     def apply(self, entry: Entry) -> None:
         self.slots.apply(entry)
+        match entry.event:
+            case "starved" | "fork_wait":
+                self.waits.add(entry["rid"])
+            case "preempted":
+                rid = entry["rid"]
+                self.waits.add(rid)
+                self.again[rid] = entry["tokens"] - self.run.requests[rid].prompt_tokens
+                self.prompts[rid] = entry["tokens"]
+                self.draws.pop(rid, None)
+            case "prefix":
+                self.waits.discard(entry["rid"])
+                self.prompts[entry["rid"]] -= entry["tokens"]
+            case "grew" | "returned":
+                self.waits.discard(entry["rid"])
+            case "fork_lost":
+                self.waits -= {rid for rid in self.waits if self._forked(rid, entry["rid"])}
+            case _:
+                self._count(entry)
+
+    @staticmethod
+    def _forked(rid: str, leader: str) -> bool:
+        return rid.partition("#")[0] == leader.partition("#")[0]
+
+    def _count(self, entry: Entry) -> None:
         if entry.event == "planned":
             for rid, count in entry["prefill"]:
                 self.prompts[rid] -= count
                 if self.prompts[rid] == 0:
-                    self.draws[rid] = 1
+                    self.draws[rid] = 1 + self.again.get(rid, 0)
             for rid in entry["decode"]:
                 self.draws[rid] = self.draws.get(rid, 0) + 1
         elif entry.event in ("client_closed", "terminal"):
@@ -188,7 +239,8 @@ class _Rows:
         found = []
         for rid in self.slots.active:
             facts = self.run.requests.get(rid)
-            if rid in self.left or rid in self.slots.parked or facts is None:
+            held_up = rid in self.slots.parked or rid in self.waits
+            if rid in self.left or held_up or facts is None:
                 continue
             if now_s < facts.deadline_s - EPSILON_S and self.draws.get(rid, 0) < len(facts.tokens):
                 found.append(rid)
@@ -208,8 +260,9 @@ def parked_slows_nobody(run: Run) -> None:
         if not in_flight and waiting and entry.time_s > idle_since_s + EPSILON_S:
             raise CheckFailed("I24", f"idle since {idle_since_s}", at=entry, rid=waiting[0])
         if entry.event == "planned":
+            full = len(entry["decode"]) == run.limits.max_batch
             for rid in rows.decoding(entry.time_s):
-                if rid not in entry["decode"]:
+                if rid not in entry["decode"] and not full:
                     raise CheckFailed("I24", "left out of a step", at=entry, rid=rid)
             in_flight = True
         elif entry.event in ("stepped", "engine_fault") or (

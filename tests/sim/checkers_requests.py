@@ -149,6 +149,10 @@ def cancelled_leaves_plans(run: Run) -> None:
     for entry in run.entries:
         if entry.event in ("client_closed", "terminal", "slot_freed"):
             gone.setdefault(entry["rid"], entry.event)
+        elif entry.event == "preempted":
+            # Its new prefill draws the token after those that it has.
+            facts = run.requests.get(entry["rid"])
+            drawn[entry["rid"]] = 1 + entry["tokens"] - (facts.prompt_tokens if facts else 0)
         elif entry.event == "planned":
             for rid in (*entry["decode"], *(rid for rid, _ in entry["prefill"])):
                 if rid in gone:

@@ -146,9 +146,8 @@ def restart_is_clean(run: Run) -> None:
             for rid in rids_of(entry):
                 if rid in old:
                     raise CheckFailed("I31", "it ran before the restart", at=entry, rid=rid)
-            if since is not None and len(slots.offered | set(slots.active.values())) != (
-                run.limits.max_slots
-            ):
+            held = slots.offered | slots.withheld | set(slots.active.values())
+            if since is not None and len(held) != run.limits.max_slots:
                 raise CheckFailed("I31", "slots were lost in the restart", at=entry)
             since = None
         slots.apply(entry)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from random import Random
 from typing import TypeVar
@@ -10,7 +11,7 @@ import trio
 
 from actors.errors import RequestError
 from actors.events import Accepted, Event, Failed, Finished, Started, TextDelta
-from actors.generation import Generation, open_generation
+from actors.generation import Generation, open_generations
 from actors.kit.journal import RingJournal
 from actors.messages import DeleteResponse, GetResponse, PutResponse
 from actors.ports import Ports
@@ -22,41 +23,65 @@ T = TypeVar("T")
 
 
 class Client:
+    """Sends one request, of one or several choices, and again if it fails."""
+
     def __init__(self, plan: ClientPlan, ports: Ports, journal: RingJournal) -> None:
         self._plan = plan
         self._ports = ports
         self._journal = journal
-        self._rid = plan.request.request_id
+
+    async def run(self) -> None:
+        await trio.sleep_until(self._plan.arrives_s)
+        for attempt in range(1 + self._plan.retries):
+            if await self._attempt(arriving(self._plan, attempt, trio.current_time())):
+                return
+
+    async def _attempt(self, request: GenerationRequest) -> bool:
+        """Whether no choice of it failed."""
+        rids = [choice_id(request.request_id, n) for n in range(self._plan.choices)]
+        for rid in rids:
+            self._journal.record(NAME, "client_sent", rid, request.lane.name)
+        try:
+            generations = open_generations(self._ports, request, self._plan.choices)
+        except RequestError as error:
+            for rid in rids:
+                self._journal.record(NAME, "client_event", rid, "turned_away", error.code.value)
+            return False
+        talks = [
+            Conversation(self._plan, self._plan.mood_of(n), generation, self._journal)
+            for n, generation in enumerate(generations)
+        ]
+        async with trio.open_nursery() as nursery:
+            for talk in talks:
+                nursery.start_soon(talk.run)
+        return not any(talk.failed for talk in talks)
+
+
+class Conversation:
+    """The reader of one choice."""
+
+    def __init__(
+        self, plan: ClientPlan, mood: Mood, generation: Generation, journal: RingJournal
+    ) -> None:
+        self._plan = plan
+        self._mood = mood
+        self._generation = generation
+        self._journal = journal
+        self._rid = generation.request_id
         self._over = False  # a terminal event was read
-        self._failed = False
+        self.failed = False
 
     def _note(self, kind: str, text: str = "") -> None:
         self._journal.record(NAME, "client_event", self._rid, kind, text)
 
     async def run(self) -> None:
-        """One request, from its arrival to its end, and again if it fails."""
-        await trio.sleep_until(self._plan.arrives_s)
-        for attempt in range(1 + self._plan.retries):
-            self._over = self._failed = False
-            await self._attempt(arriving(self._plan, attempt, trio.current_time()))
-            if not self._failed:
-                return
-
-    async def _attempt(self, request: GenerationRequest) -> None:
-        self._rid = request.request_id
-        self._journal.record(NAME, "client_sent", self._rid, request.lane.name)
         try:
-            generation = open_generation(self._ports, request)
-        except RequestError as error:
-            self._note("turned_away", error.code.value)
-            self._failed = True
-            return
-        try:
-            if self._plan.mood is not Mood.LEAVES_AT_ONCE:
-                with trio.move_on_after(self._plan.leaves_s):
-                    await self._converse(generation)
+            if self._mood is not Mood.LEAVES_AT_ONCE:
+                leaves = self._mood is Mood.LEAVES_AT
+                with trio.move_on_after(self._plan.leaves_s if leaves else math.inf):
+                    await self._converse(self._generation)
         finally:
-            self._close(generation)
+            self._close(self._generation)
 
     def _close(self, generation: Generation) -> None:
         if not self._over:
@@ -80,7 +105,7 @@ class Client:
     async def _acts_up(self, read: int) -> bool:
         """Whether the client leaves now, having read so many events."""
         plan = self._plan
-        match plan.mood:
+        match self._mood:
             case Mood.LEAVES_AFTER:
                 return read > plan.events
             case Mood.SLOW:
@@ -109,7 +134,7 @@ class Client:
 
     def _ended(self, generation: Generation, kind: str, detail: str) -> None:
         self._over = True
-        self._failed = kind == "failed"
+        self.failed = kind == "failed"
         self._note(kind, detail)
         try:
             event = generation._rx.receive_nowait()
@@ -119,6 +144,10 @@ class Client:
             self._note("still open")
         else:
             self._note("event after the end", repr(event))
+
+
+def choice_id(rid: str, number: int) -> str:
+    return f"{rid}#{number}" if number else rid
 
 
 def arriving(plan: ClientPlan, attempt: int, now: float) -> GenerationRequest:

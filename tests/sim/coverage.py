@@ -38,6 +38,21 @@ REQUIRED: tuple[str, ...] = (
     "two chunks in a step",
     "decode beside prefill",
     "requeued after a crash",
+    "finish by loop",
+    "fork wait",
+    "fork prefix",
+    "leader lost",
+)
+
+#: What needs leases that grow and prefixes that are kept.
+WITH_GROWING_LEASES: tuple[str, ...] = (
+    "growth",
+    "starved",
+    "preempt",
+    "resume after preempt",
+    "slot withheld",
+    "prefix hit",
+    "handle forgotten",
 )
 
 
@@ -63,6 +78,13 @@ def situations(run: Run) -> set[str]:
 
 
 _SIMPLE = {
+    "fork_wait": "fork wait",
+    "fork_lost": "leader lost",
+    "grew": "growth",
+    "starved": "starved",
+    "preempted": "preempt",
+    "returned": "resume after preempt",
+    "withheld": "slot withheld",
     "parked": "park",
     "resumed": "resume",
     "lease_refused": "cache refusal",
@@ -79,6 +101,7 @@ _TERMINAL = {
     "stop": "finish by stop",
     "stop_string": "finish by stop string",
     "length": "finish by length",
+    "loop": "finish by loop",
     "slow_client": "slow client ended",
 }
 _TURNED_AWAY = {
@@ -103,6 +126,10 @@ def _of_entry(entry: Entry) -> Iterable[str]:
             yield _REFUSED[entry["code"]]
         case "client_event" if entry["kind"] == "turned_away":
             yield _TURNED_AWAY[entry["text"]]
+        case "engine_opened":
+            yield "fork prefix" if entry["handles"][0] < 0 else "prefix hit"
+        case "engine_forgot" if entry["handle"] >= 0:
+            yield "handle forgotten"
         case "picked" if entry["by_skip"]:
             yield "skip rule"
         case "planned":
@@ -137,8 +164,8 @@ def _after_crash(run: Run) -> set[str]:
     return found
 
 
-def require(found: set[str]) -> None:
-    """I38: nothing of ``REQUIRED`` is missing from ``found``."""
-    missing = [name for name in REQUIRED if name not in found]
+def require(found: set[str], required: tuple[str, ...] = REQUIRED) -> None:
+    """I38: nothing of ``required`` is missing from ``found``."""
+    missing = [name for name in required if name not in found]
     if missing:
         raise CheckFailed("I38", f"no seed met: {', '.join(missing)}")

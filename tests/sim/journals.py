@@ -20,7 +20,10 @@ LIMITS = Limits(
     slot_context_tokens=10,
     cache_budget_tokens=10,
     prefill_chunk_min_tokens=1,
-    step_tokens=4,
+    step_tokens=5,
+    max_batch=2,
+    max_batch_prefill=2,
+    max_batch_prefill_tokens=4,
     sweep_s=0.25,
     poll_s=0.1,
     stall_s=1.0,
@@ -219,6 +222,40 @@ STORE = """
     1.8 client probe store_get ('k',-1)
 """
 
+#: ``a`` leaves its cache, ``b`` begins with the first two tokens of it; both have the prompt 1 2 3.
+KEPT = """
+    0.0 decode started a 1 0 1
+    0.1 engine engine_kept 7 (1,2)
+    0.2 decode started b 2 0 2
+    0.2 decode prefix b 2
+    0.2 engine engine_opened 2 (7,) (1,2)
+    0.3 engine engine_forgot 7
+"""
+
+#: ``a`` has one of its two tokens when its cache is taken; it comes back and goes on.
+PREEMPTED = """
+    0.0 decode granted 0
+    0.0 admission accepted a 3
+    0.0 cache  leased a 1 4 4
+    0.0 decode started a 1 0 1
+    0.0 decode planned 1 () (('a',3),) 3
+    0.1 decode stepped 1
+    0.1 decode starved a
+    0.1 decode preempted a 4 3
+    0.1 cache  lease_changed a 1 0 0
+    0.2 cache  lease_changed a 1 5 5
+    0.2 decode grew a 5
+    0.2 decode returned a
+    0.2 decode planned 2 () (('a',4),) 4
+    0.3 decode stepped 2
+    0.3 decode slot_freed 0 a
+    0.3 decode withheld 0
+    0.3 decode planned 3 () () 0
+    0.3 cache  lease_released a 1 0
+    0.4 decode stepped 3
+    0.4 decode granted 0
+"""
+
 #: Whole runs: every checker accepts them.
 WHOLE = {"plain": PLAIN, "refused": REFUSED, "leaves": LEAVES, "store": STORE}
 
@@ -226,6 +263,8 @@ WHOLE = {"plain": PLAIN, "refused": REFUSED, "leaves": LEAVES, "store": STORE}
 FRAGMENTS = {
     LEAVES_QUEUE: "I1 I2 I5 I10 I11 I19 I37",
     LANES: "I2 I6 I13 I14 I15 I16 I17 I18 I19 I20 I21",
+    KEPT: "I32 I33",
+    PREEMPTED: "I8 I17 I18 I20 I21 I22 I24",
     PARKED: "I2 I8 I9 I17 I20 I23",
     FAULT: "I2 I6 I8 I17 I18 I20 I21 I29 I30 I31",
     GIVEN_UP: "I28 I29 I30",
@@ -238,6 +277,7 @@ def facts(rid: str, *, deadline_s: float = math.inf, valid: bool = True) -> Requ
         rid=rid,
         lane=Priority.NORMAL,
         prompt_tokens=3,
+        prompt=(1, 2, 3),
         max_tokens=2,
         tokens=(7, 8),
         text="xy",

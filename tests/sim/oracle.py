@@ -5,10 +5,10 @@ Shares no code with the actors: stop strings are searched in the whole text agai
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from actors.limits import Limits
-from actors.requests import ChatPrompt, GenerationRequest, Prompt, TextPrompt, TokenPrompt
+from actors.requests import ChatPrompt, GenerationRequest, LoopRule, Prompt, TextPrompt, TokenPrompt
 from models.scripted import ScriptedEngine
 from models.scripted_text import EOS_ID, VOCAB_SIZE, ScriptedTextModel
 from models.text_model import TemplateError
@@ -37,20 +37,30 @@ def prompt_ids(prompt: Prompt, text: ScriptedTextModel) -> tuple[int, ...]:
             return ids
 
 
-def answer(
-    script: tuple[int, ...], *, max_tokens: int, stop: tuple[str, ...], ignore_eos: bool
-) -> Answer:
+def answer(script: tuple[int, ...], request: GenerationRequest, max_tokens: int) -> Answer:
     """The script, followed by end tokens for ever, cut at the first thing that ends it."""
     tokens: list[int] = []
     while len(tokens) < max_tokens:
         token = script[len(tokens)] if len(tokens) < len(script) else EOS_ID
-        if token == EOS_ID and not ignore_eos:
+        ends = not request.ignore_eos and len(tokens) >= request.min_tokens
+        if token == EOS_ID and ends:
             return Answer(tuple(tokens), _text(tokens), "stop")
         tokens.append(token)
-        cut = cut_at_stop(_text(tokens), stop)
+        cut = cut_at_stop(_text(tokens), request.stop)
         if cut is not None:
             return Answer(tuple(tokens), cut, "stop_string")
+        if request.loop is not None and loops(tokens, request.loop):
+            return Answer(tuple(tokens), _text(tokens), "loop")
     return Answer(tuple(tokens), _text(tokens), "length")
+
+
+def loops(tokens: list[int], rule: LoopRule) -> bool:
+    """Whether ``tokens`` end with the same block, ``count`` times in a row."""
+    for size in range(rule.min_size, rule.max_size + 1):
+        tail = tokens[-size * rule.count :]
+        if len(tail) == size * rule.count and tail == tail[:size] * rule.count:
+            return True
+    return False
 
 
 def cut_at_stop(text: str, stop: tuple[str, ...]) -> str | None:
@@ -75,7 +85,10 @@ def facts(
     limits: Limits,
     sent_s: float,
     patient: bool,
+    choice: int = 0,
 ) -> RequestFacts:
+    """``choice`` of several draws with a seed of its own."""
+    sampling = replace(request.sampling, seed=(request.sampling.seed + choice) % 2**64)
     ids = prompt_ids(request.prompt, text)
     room = min(limits.slot_context_tokens, limits.cache_budget_tokens) - len(ids)
     if request.max_tokens is None:
@@ -90,13 +103,13 @@ def facts(
     expected = Answer((), "", "length")
     if valid:
         expected = answer(
-            tuple(engine.script_for(ids, request.sampling)),
-            max_tokens=max_tokens,
-            stop=request.stop,
-            ignore_eos=request.ignore_eos,
+            tuple(engine.script_for(ids, sampling)),
+            request,
+            max_tokens,
         )
     return RequestFacts(
-        rid=request.request_id,
+        rid=f"{request.request_id}#{choice}" if choice else request.request_id,
+        prompt=ids,
         lane=request.lane,
         prompt_tokens=len(ids),
         max_tokens=max_tokens,

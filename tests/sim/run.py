@@ -35,6 +35,7 @@ class RequestFacts:
     rid: str
     lane: Priority = Priority.NORMAL
     prompt_tokens: int
+    prompt: tuple[int, ...] = ()
     max_tokens: int
     tokens: tuple[int, ...]  # what is delivered, in order; an end token is not
     text: str
@@ -130,22 +131,24 @@ class Slots:
         self.active: dict[str, int] = {}  # rid -> slot
         self.leases: dict[int, tuple[str, int]] = {}  # lease -> (rid, tokens)
         self.parked: set[str] = set()
+        self.withheld: set[int] = set()  # free, but not offered
         self.incarnation = 0
 
     def apply(self, entry: Entry) -> None:
         match entry.event:
             case "granted":
                 self.offered.add(entry["slot"])
+                self.withheld.discard(entry["slot"])
+            case "withheld":
+                self.withheld.add(entry["slot"])
             case "started":
                 self.offered.discard(entry["slot"])
                 self.active[entry["rid"]] = entry["slot"]
             case "slot_freed":
                 self.active.pop(entry["rid"], None)
                 self.parked.discard(entry["rid"])
-            case "leased" | "grown":
+            case "leased" | "lease_changed":
                 self.leases[entry["lease"]] = (entry["rid"], entry["tokens"])
-            case "shrunk":
-                self.leases[entry["lease"]] = (entry["rid"], 0)
             case "lease_released":
                 self.leases.pop(entry["lease"], None)
             case "parked":

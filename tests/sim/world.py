@@ -24,7 +24,7 @@ from actors.kit.supervise import SupervisionFailed
 from actors.offload import inline_offload
 from actors.phase import Phase, PhaseCell
 from actors.ports import ServedModel
-from models.engine import EngineDead, EngineError
+from models.engine import EngineDead, EngineError, EngineInfo
 from models.scripted import EngineFaults, ScriptedEngine
 from models.scripted_text import VOCAB_SIZE, ScriptedTextModel
 from runtime.lifecycle import Lifecycle
@@ -36,6 +36,13 @@ from tests.sim.schedule import seeded_schedule
 from tests.sim.world_plan import COST, SCRIPT_BYTES, Ending, WorldPlan, make_plan
 
 NAME = "world"
+INFO = EngineInfo(
+    model_type="scripted",
+    vocab_size=VOCAB_SIZE,
+    context_length=8192,
+    kv_bytes_per_token=1024,
+    prefix="blocks",
+)
 #: No run takes longer in virtual seconds, or more task steps; one that does hangs.
 WATCHDOG_S = 300.0
 WATCHDOG_STEPS = 1_000_000
@@ -101,7 +108,13 @@ class World:
         self._clients_done = trio.Event()
         self._text = ScriptedTextModel()
         self._phase = PhaseCell()
-        self.engine = ScriptedEngine(cost=COST, faults=_copy(plan.engine), max_length=SCRIPT_BYTES)
+        self.engine = ScriptedEngine(
+            info=replace(INFO, prefix=plan.prefix),
+            cost=COST,
+            faults=_copy(plan.engine),
+            max_length=SCRIPT_BYTES,
+            observe=self._observe,
+        )
         self._lifecycle = Lifecycle(self._phase, journal)
         self._tree = Tree(
             limits=plan.limits,
@@ -114,6 +127,9 @@ class World:
         self._tree.attach(
             Loaded(engine=self.engine, text=self._text, limits=plan.limits, model=_model(plan))
         )
+
+    def _observe(self, event: str, *fields: object) -> None:
+        self._journal.record("engine", f"engine_{event}", *fields)
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -176,8 +192,13 @@ class World:
             "leases": status.leases,
             "leased_tokens": status.leased_tokens,
             "engine_sequences": len(self.engine.sequences) if self.engine.alive else 0,
+            "fork_snapshots": self._fork_snapshots(),
         }
         self._journal.record(NAME, "probe", "idle", tuple(held.items()))
+
+    def _fork_snapshots(self) -> int:
+        kept = self.engine.kept if self.engine.alive else ()
+        return sum(handle < 0 for handle in kept)
 
 
 def _copy(faults: EngineFaults) -> EngineFaults:
@@ -246,7 +267,8 @@ def _expected(
     for entry in entries:
         if entry.event != "client_sent":
             continue
-        first, _, attempt = entry["rid"].partition(".")
+        sent, _, choice = entry["rid"].partition("#")
+        first, _, attempt = sent.partition(".")
         client = clients[first]
         requests[entry["rid"]] = oracle.facts(
             arriving(client, int(attempt or 0), entry.time_s),
@@ -254,7 +276,8 @@ def _expected(
             text=text,
             limits=plan.limits,
             sent_s=entry.time_s,
-            patient=client.patient,
+            patient=client.patient(int(choice or 0)),
+            choice=int(choice or 0),
         )
     return requests
 

@@ -7,10 +7,19 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from random import Random
+from typing import Literal
 
 from actors.kit.faults import CRASH_POINTS
 from actors.limits import LANES, Limits
-from actors.requests import ChatPrompt, GenerationRequest, Prompt, TextPrompt, TokenPrompt
+from actors.requests import (
+    CachePolicy,
+    ChatPrompt,
+    GenerationRequest,
+    LoopRule,
+    Prompt,
+    TextPrompt,
+    TokenPrompt,
+)
 from models.sampling import SamplingParams
 from models.scripted import EngineFaults, StepCost, default_script
 from models.scripted_text import ScriptedTextModel
@@ -50,10 +59,16 @@ class ClientPlan:
     pause_s: float = 0.0  # SLOW: after each event; NAPPING, STALLED: once
     leaves_s: float = math.inf  # after the arrival
     retries: int = 0  # how often it sends a failed request again, at once
+    choices: int = 1
+    moody: int = 1  # so many choices, the first ones, are read in that mood; the rest at once
 
-    @property
-    def patient(self) -> bool:
-        return self.mood in (Mood.PROMPT, Mood.SLOW, Mood.NAPPING)
+    def mood_of(self, choice: int) -> Mood:
+        if choice < self.moody or self.mood is Mood.DEADLINE:
+            return self.mood
+        return Mood.PROMPT
+
+    def patient(self, choice: int) -> bool:
+        return self.mood_of(choice) in (Mood.PROMPT, Mood.SLOW, Mood.NAPPING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +83,7 @@ class WorldPlan:
     engine: EngineFaults
     crashes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     store_clients: int = 0
+    prefix: Literal["blocks", "snapshots", "none"] = "blocks"
 
     @property
     def faults(self) -> int:
@@ -122,6 +138,13 @@ def _limits(rng: Random) -> Limits:
         max_slots=slots,
         max_queue_depth=rng.randint(0, 12),
         token_buffer=rng.choice((1, 1, 2, 3, 6)),
+        lease_quantum_tokens=rng.choice((2, 4, 16)),
+        enable_preemption=rng.random() < 0.6,
+        preemption_policy=rng.choice(("longest-first", "lowest-priority")),
+        prefill_grant_interval=rng.choice((1, 1, 0, 3)),
+        max_batch=rng.choice((None, None, rng.randint(1, slots))),
+        max_batch_prefill=rng.choice((1, 4)),
+        max_batch_prefill_tokens=rng.choice((4096, rng.randint(8, 64))),
         priority_max_skips=rng.choice((0, 1, 2, 3)),
         slot_context_tokens=context,
         cache_budget_tokens=int(context * rng.uniform(0.8, slots + 0.2)),
@@ -172,7 +195,10 @@ def _client(
     arrives_s = rng.choice((*bursts[: rng.randint(2, 3)], rng.uniform(0.0, span_s)))
     if rng.random() < 0.4:
         arrives_s = rng.uniform(0.0, span_s)
+    choices = rng.choice((1, 1, 1, 1, 1, 1, 2, 3))
     return ClientPlan(
+        choices=choices,
+        moody=rng.choice((1, choices)),
         arrives_s=arrives_s,
         request=_request(rng, f"r{number:02d}", deadline_s, limits, stop_strings=stop_strings),
         mood=mood,
@@ -197,9 +223,18 @@ def _request(
         sampling=sampling,
         max_tokens=rng.choice((None, None, 0, 1, 2, rng.randint(1, 30), rng.randint(1, 30))),
         stop=stop,
+        min_tokens=rng.choice((0, 0, 0, rng.randint(1, 30))),
+        loop=_loop(rng) if rng.random() < 0.25 else None,
+        cache=CachePolicy(use=rng.random() < 0.9, bucket=rng.choice(("", "", "other"))),
         ignore_eos=rng.random() < 0.1,
         lane=rng.choice(LANES),
         deadline_s=deadline_s,
+    )
+
+
+def _loop(rng: Random) -> LoopRule:
+    return LoopRule(
+        min_size=rng.randint(1, 2), max_size=rng.randint(1, 4), count=rng.choice((2, 2, 3))
     )
 
 
@@ -219,6 +254,11 @@ def _prompt(rng: Random, limits: Limits) -> Prompt:
         return ChatPrompt(messages=({"role": "user", "content": "x" * rng.randint(0, 8)},))
     if kind < 0.5:
         return TextPrompt(text="".join(rng.choice("ab é") for _ in range(length // 2 + 1)))
+    if kind < 0.75:  # many prompts begin alike, and some are equal
+        common = Random(rng.randrange(2))
+        known = [common.randrange(256) for _ in range(limits.slot_context_tokens)]
+        own = [rng.randrange(256) for _ in range(rng.choice((0, 0, 1, 3)))]
+        return TokenPrompt(token_ids=(*known[: max(1, length - len(own))], *own))
     return TokenPrompt(token_ids=tuple(rng.randrange(256) for _ in range(length)))
 
 

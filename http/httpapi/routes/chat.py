@@ -6,16 +6,14 @@ from functools import partial
 
 from quart import Quart, Response, request
 
-from actors.errors import RequestError
-from actors.events import Failed, Finished, TextDelta
-from actors.generation import Generation, open_generation
 from httpapi.body import StreamBody
+from httpapi.collect import open_choices, read_answers, wait_accepted
 from httpapi.context import AppContext, current_record, json_bytes
-from httpapi.protocols.openai_chat.request import lane_of, read_chat
-from httpapi.protocols.openai_chat.response import ChatHead, chat_completion
+from httpapi.protocols.openai_chat.request import read_chat
+from httpapi.protocols.openai_chat.response import ChatHead, chat_completion, sum_usage
 from httpapi.protocols.openai_chat.stream import ChatStream
-from httpapi.record import RequestRecord
-from httpapi.sse import CONTENT_TYPE, HEADERS
+from httpapi.protocols.shared.call import lane_of
+from httpapi.sse import stream_response
 
 
 def add_routes(app: Quart, context: AppContext) -> None:
@@ -28,66 +26,36 @@ async def _chat_completions(context: AppContext) -> Response:
     record = current_record()
     record.lane = lane_of(request.headers.get("X-Priority"))
     ports = context.ports
-    call = await context.read_body(partial(read_chat, defaults=context.settings.defaults))
+    chat = await context.read_body(partial(read_chat, defaults=context.settings.defaults))
+    call = chat.call
     head = ChatHead(
         id=ports.seams.new_id("chatcmpl-"),
         created=int(ports.seams.wall_time()),
         model=context.model_name(),
+        tell_cached=ports.limits.prompt_cache.enabled,
     )
     record.generation_id = head.id
-    generation = open_generation(
-        ports,
-        call.generation_request(
-            request_id=head.id,
-            seed=ports.seams.sampling_seed(),
-            lane=record.lane,
-            deadline_s=record.deadline_s,
-        ),
-        record.hold,
+    wanted = call.generation_request(
+        chat.prompt,
+        request_id=head.id,
+        seed=ports.seams.sampling_seed(),
+        lane=record.lane,
+        deadline_s=record.deadline_s,
     )
-    # Until here an error is an error status, on streams too.
-    record.prompt_tokens = await generation.wait_accepted()
-    if call.stream:
-        return _stream(context, record, generation, head, include_usage=call.include_usage)
-    return await _whole(record, generation, head)
-
-
-def _stream(
-    context: AppContext,
-    record: RequestRecord,
-    generation: Generation,
-    head: ChatHead,
-    *,
-    include_usage: bool,
-) -> Response:
+    generations = open_choices(context, record, wanted, call.choices)
+    await wait_accepted(record, generations)
+    if not call.stream:
+        answers = await read_answers(record, generations)
+        logprobs = call.sampling.logprobs is not None
+        return json_bytes(chat_completion(head, answers, logprobs=logprobs))
     body = StreamBody(
-        generation,
-        ChatStream(head, include_usage=include_usage),
+        generations,
+        [
+            ChatStream(head, include_usage=call.include_usage, index=index)
+            for index in range(call.choices)
+        ],
         record,
         ping_interval_s=context.settings.sse_ping_interval_s,
+        usage_of=sum_usage,
     )
-    response = Response(body, headers=HEADERS, content_type=CONTENT_TYPE)
-    response.timeout = None  # otherwise Quart cuts the stream after a minute
-    return response
-
-
-async def _whole(record: RequestRecord, generation: Generation, head: ChatHead) -> Response:
-    texts: list[str] = []
-    async for event in generation:
-        match event:
-            case TextDelta():
-                record.count_token(event.position)
-                texts.append(event.text)
-            case Finished():
-                texts.append(event.text)
-                record.outcome = event.reason.value
-                record.completion_tokens = event.usage.completion_tokens
-                return json_bytes(chat_completion(head, "".join(texts), event))
-            case Failed():
-                raise RequestError(
-                    event.code,
-                    event.message,
-                    param=event.param,
-                    retry_after_s=event.retry_after_s,
-                )
-    raise AssertionError("a generation ended without a terminal event")
+    return stream_response(body)

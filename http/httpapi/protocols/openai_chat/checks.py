@@ -13,35 +13,15 @@ from actors.errors import ErrorCode, RequestError
 from httpapi.json_body import invalid
 from httpapi.protocols.openai_chat.messages import Conversation
 from httpapi.protocols.openai_chat.schema import ChatBody
+from httpapi.protocols.shared.call import check_ranges, check_thinking_budget
 
 MAX_TOOLS = 128
 MAX_TOP_LOGPROBS = 20
 NO_INPUT = "Request must include at least one non-empty message content or media input."
 
 _TOOL_CHOICES = ("none", "auto", "required")
-_BUDGETS = (
-    "thinking_budget_tokens",
-    "reasoning_budget_tokens",
-    "thinking_token_budget",
-    "thinking_budget",
-)
-
 #: field -> the values that leave it switched off (null always does)
 _OFF: dict[str, tuple[object, ...]] = {
-    "logprobs": (False,),
-    "logit_bias": ({},),
-    "repetition_penalty": (1.0,),
-    "repeat_penalty": (1.0,),
-    "frequency_penalty": (0.0,),
-    "presence_penalty": (0.0,),
-    "dry_multiplier": (0.0,),
-    "xtc_probability": (0.0,),
-    "typical_p": (1.0,),
-    "top_n_sigma": (0.0,),
-    "p_less": (False,),
-    "max_pattern_size": (0,),
-    "min_pattern_size": (0,),
-    "min_count": (0,),
     "reasoning_control": (False,),
 }
 
@@ -52,7 +32,6 @@ _FOREIGN: dict[str, tuple[object, ...]] = {
     "function_call": ("none", "auto"),
     "best_of": (1,),
     "use_beam_search": (False,),
-    "min_tokens": (0,),
     "mirostat": (0,),
     "dynatemp_range": (0,),
     "modalities": (["text"], []),
@@ -84,12 +63,11 @@ def check(typed: ChatBody, conversation: Conversation, max_tokens: int | None) -
     if not conversation.effective:
         raise invalid(NO_INPUT, "messages")
     _check_logprobs(typed)
-    _check_ranges(typed)
+    check_ranges(typed)
     _check_media(conversation)
     _check_tools(typed)
-    _check_budget(typed, max_tokens)
+    check_thinking_budget(typed, max_tokens)
     _check_response_format(typed)
-    _check_choices(typed)
     for field, off in _OFF.items():
         value = getattr(typed, field)
         if value is not None and value not in off:
@@ -111,18 +89,6 @@ def _check_logprobs(typed: ChatBody) -> None:
         raise invalid(f"top_logprobs must be between 0 and {MAX_TOP_LOGPROBS}", "top_logprobs")
     if not typed.logprobs:
         raise invalid("top_logprobs requires logprobs to be set to true", "top_logprobs")
-
-
-def _check_ranges(typed: ChatBody) -> None:
-    threshold, probability = typed.xtc_threshold, typed.xtc_probability
-    if threshold is not None and not 0 <= threshold <= 0.5:
-        raise invalid("xtc_threshold must be between 0.0 and 0.5", "xtc_threshold")
-    if probability is not None and not 0 <= probability <= 1:
-        raise invalid("xtc_probability must be between 0.0 and 1.0", "xtc_probability")
-    if typed.top_n_sigma is not None and typed.top_n_sigma < 0:
-        raise invalid("top_n_sigma must be >= 0.0", "top_n_sigma")
-    if typed.typical_p is not None and not 0 < typed.typical_p <= 1:
-        raise invalid("typical_p must be in (0.0, 1.0]", "typical_p")
 
 
 def _check_media(conversation: Conversation) -> None:
@@ -163,25 +129,6 @@ def _names_function(choice: Any) -> bool:
     )
 
 
-def _check_budget(typed: ChatBody, max_tokens: int | None) -> None:
-    field = next((name for name in _BUDGETS if getattr(typed, name) is not None), None)
-    if field is None:
-        return
-    budget: int = getattr(typed, field)
-    if budget < -1:
-        raise invalid(
-            f"thinking_budget_tokens must be >= -1 (got {budget}); use -1 for unlimited, "
-            "0 for immediate end, or a positive cap",
-            field,
-        )
-    if max_tokens is not None and budget > max_tokens:
-        raise invalid(
-            f"thinking_budget_tokens ({budget}) must be <= max_tokens ({max_tokens})", field
-        )
-    if budget != -1:
-        raise unsupported(field)
-
-
 def _check_response_format(typed: ChatBody) -> None:
     if typed.response_format is None:
         return
@@ -190,11 +137,3 @@ def _check_response_format(typed: ChatBody) -> None:
         raise invalid("response_format.type must be a string", "response_format")
     if kind != "text":
         raise unsupported("response_format")
-
-
-def _check_choices(typed: ChatBody) -> None:
-    if typed.n is None or typed.n == 1:
-        return
-    if typed.n < 1:
-        raise invalid("n must be at least 1", "n")
-    raise invalid("n > 1 is not supported by this server yet", "n")

@@ -1,70 +1,16 @@
-"""The typed fields of a chat completion body.  Types only; meaning is decided in request.py.
-
-Strict: a number in quotes, ``true`` for a number or ``20.5`` for an integer is an error.  Null is
-the same as absent for every optional field, and unknown keys are accepted, since clients send
-many that concern other servers.
-"""
+"""The typed fields of a chat completion body.  Types only; meaning is decided in request.py."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from httpapi.protocols.shared.fields import GenerationFields, read_body
 
-from httpapi.json_body import invalid
-
-Fraction = Annotated[float, Field(ge=0, le=1)]
-NotNegative = Annotated[float, Field(ge=0)]
-Count = Annotated[int, Field(ge=0)]
+__all__ = ["ChatBody", "read_body"]
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, frozen=True)
-
-
-class StreamOptions(_Body):
-    include_usage: bool | None = None
-
-
-class ChatBody(_Body):
-    model: str
+class ChatBody(GenerationFields):
     messages: list[Any]
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    # length
-    max_completion_tokens: Count | None = None
-    max_tokens: Count | None = None
-    n_predict: Count | None = None
-    stop: Any = None
-    ignore_eos: bool | None = None
-    n: int | None = None
-    # sampling
-    temperature: NotNegative | None = None
-    top_p: Fraction | None = None
-    top_k: int | None = None
-    min_p: Fraction | None = None
-    seed: int | None = None
-    p_less: bool | None = None
-    top_n_sigma: float | None = None
-    typical_p: float | None = None
-    repetition_penalty: float | None = None
-    repeat_penalty: float | None = None
-    repetition_context_size: int | None = None
-    repeat_last_n: int | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    dry_multiplier: float | None = None
-    dry_base: float | None = None
-    dry_allowed_length: int | None = None
-    dry_penalty_last_n: int | None = None
-    dry_sequence_breakers: list[int] | None = None
-    xtc_probability: float | None = None
-    xtc_threshold: float | None = None
-    max_pattern_size: int | None = None
-    min_pattern_size: int | None = None
-    min_count: int | None = None
-    logit_bias: dict[str, float] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     # tools and structured output
@@ -74,40 +20,5 @@ class ChatBody(_Body):
     response_format: dict[str, Any] | None = None
     # template and reasoning
     chat_template_kwargs: dict[str, Any] | None = None
-    extra_body: dict[str, Any] | None = None
     reasoning_effort: str | None = None
-    thinking_budget_tokens: int | None = None
-    reasoning_budget_tokens: int | None = None
-    thinking_token_budget: int | None = None
-    thinking_budget: int | None = None
     reasoning_control: bool | None = None
-    # prompt cache
-    cache_prompt: bool | None = None
-    prompt_cache_key: str | None = None
-    user: str | None = None
-
-
-_Model = TypeVar("_Model", bound=BaseModel)
-
-
-def read_body(model: type[_Model], body: Mapping[str, Any]) -> _Model:
-    """``body`` as ``model``.  Raises RequestError that names the first field at fault."""
-    try:
-        return model.model_validate(body)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        param = _path(first["loc"])
-        if first["type"] == "missing":
-            raise invalid(f"The field {param} is required.", param) from None
-        raise invalid(f"{param}: {first['msg']}.", param) from None
-
-
-def _path(location: tuple[int | str, ...]) -> str:
-    """``("messages", 0, "role")`` -> ``messages[0].role``."""
-    path = ""
-    for part in location:
-        if isinstance(part, int):
-            path += f"[{part}]"
-        elif part != "[key]":  # marks the key of a dict entry itself
-            path += f".{part}" if path else part
-    return path
