@@ -74,7 +74,8 @@ class TextTokenizer:
     def encode(self, text: str, *, add_special: bool) -> list[int]:
         """Token ids.  Special tokens written in ``text`` are recognised.
 
-        With ``add_special`` the ids start with BOS (if the model wants one), exactly once, even
+        With ``add_special`` the ids start with BOS (if the model wants one, or if there is nothing
+        else), exactly once, even
         when the text begins with it already.  Text that is not valid Unicode (lone surrogates) is
         encoded with U+FFFD in their place.
         """
@@ -106,6 +107,8 @@ class TextTokenizer:
         bos = self._special.bos_id
         if bos is None:
             return ids
+        if not ids:
+            return [bos]  # something has to be evaluated
         if self._special.add_bos and ids[:1] != [bos]:
             return [bos, *ids]
         while ids[:2] == [bos, bos]:

@@ -11,7 +11,7 @@ from actors.ports import Ports
 from httpapi import error_handlers
 from httpapi.asgi import ASGIApp
 from httpapi.context import AppContext
-from httpapi.routes import chat, health, models, props, slots
+from httpapi.routes import cache, chat, completions, health, models, props, slots
 from httpapi.scope import RequestScope
 from httpapi.settings import HttpSettings
 
@@ -29,6 +29,6 @@ def create_app(ports: Ports, settings: HttpSettings) -> ASGIApp:
     context = AppContext(
         ports=ports, settings=settings, json_limiter=trio.CapacityLimiter(settings.json_threads)
     )
-    for routes in (chat, models, health, slots, props):
+    for routes in (chat, completions, models, health, slots, props, cache):
         routes.add_routes(app, context)
     return RequestScope(cast(ASGIApp, app), ports, settings)

@@ -49,15 +49,14 @@ async def read_answers(record: RequestRecord, generations: list[Generation]) -> 
             nursery.start_soon(read, index, nursery)
     if failures:
         raise failures[0]
-    record.completion_tokens = sum(
-        one.finished.usage.completion_tokens for one in answers.values()
-    )
+    record.completion_tokens = sum(one.finished.usage.completion_tokens for one in answers.values())
     return [answers[index] for index in range(len(generations))]
 
 
 async def _read(record: RequestRecord, generation: Generation) -> Answer:
     texts: list[str] = []
     chances: list[Chances] = []
+    lengths: list[int] = []
     async for event in generation:
         match event:
             case TextDelta():
@@ -65,11 +64,13 @@ async def _read(record: RequestRecord, generation: Generation) -> Answer:
                 texts.append(event.text)
                 if event.chances is not None:
                     chances.append(event.chances)
+                    lengths.append(len(event.text))
             case Finished():
                 texts.append(event.text)
                 record.outcome = event.reason.value
                 record.completion_tokens = event.usage.completion_tokens
-                return Answer(text="".join(texts), finished=event, chances=chances)
+                text = "".join(texts)
+                return Answer(text=text, finished=event, chances=chances, lengths=lengths)
             case Failed():
                 raise RequestError(
                     event.code,

@@ -33,11 +33,16 @@ class ChatHead:
 
 @dataclass(slots=True, kw_only=True)
 class Answer:
-    """What one choice said.  ``chances`` stays empty unless log-probabilities were asked for."""
+    """What one choice said.
+
+    ``chances`` and ``lengths`` (characters that each token added) stay empty unless
+    log-probabilities were asked for.
+    """
 
     text: str
     finished: Finished
     chances: Sequence[Chances] = field(default_factory=tuple)
+    lengths: Sequence[int] = field(default_factory=tuple)
 
 
 def sum_usage(usages: Sequence[Usage]) -> Usage:
