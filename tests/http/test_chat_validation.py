@@ -7,18 +7,24 @@ from typing import Any
 import pytest
 
 from actors.errors import ErrorCode, RequestError
-from actors.requests import Priority
+from actors.requests import CachePolicy, GenerationRequest, LoopRule, Priority
 from httpapi.errors import SHAPES
-from httpapi.protocols.openai_chat.request import MAX_COUNT, ChatCall, lane_of, parse_chat
+from httpapi.protocols.openai_chat.request import ChatCall, parse_chat
+from httpapi.protocols.shared.call import MAX_COUNT, Call, lane_of
 from httpapi.settings import GenerationDefaults
+from models.sampling import WHOLE, SamplingParams
 from tests.http.fakes import chat
 
 DEFAULTS = GenerationDefaults()
 USER = {"role": "user", "content": "Hi"}
 
 
-def parse(defaults: GenerationDefaults = DEFAULTS, **fields: Any) -> ChatCall:
-    return parse_chat(chat(**fields), defaults)
+def read(**fields: Any) -> ChatCall:
+    return parse_chat(chat(**fields), DEFAULTS)
+
+
+def parse(defaults: GenerationDefaults = DEFAULTS, **fields: Any) -> Call:
+    return parse_chat(chat(**fields), defaults).call
 
 
 def refusal(body: dict[str, Any]) -> RequestError:
@@ -89,8 +95,10 @@ REFUSED: Sequence[tuple[dict[str, Any], str]] = [
     *[
         ({name: value}, name)
         for name in ("max_tokens", "max_completion_tokens", "n_predict")
-        for value in (-1, "20", 1.5, True, [5], {})
+        for value in (-2, "20", 1.5, True, [5], {})
     ],
+    ({"max_tokens": -1}, "max_tokens"),
+    ({"min_tokens": -1}, "min_tokens"),
     # sampling
     *[({"temperature": value}, "temperature") for value in (-0.1, "1", True, math.nan, math.inf)],
     *[({"top_p": value}, "top_p") for value in (-0.1, 2, 1.0001, "0.5", False)],
@@ -101,9 +109,8 @@ REFUSED: Sequence[tuple[dict[str, Any], str]] = [
     *[({"stop": value}, "stop") for value in (5, True, "", [""], ["a", 5], [["a"]], {"a": 1})],
     ({"stop": [str(number) for number in range(17)]}, "stop"),
     # n
-    *[({"n": value}, "n") for value in (0, 2, -1, 10**9, "1", 1.5, True)],
+    *[({"n": value}, "n") for value in (0, 129, -1, 10**9, "1", 1.5, True)],
     # logprobs
-    ({"logprobs": True}, "logprobs"),
     ({"logprobs": 3}, "logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ({"top_logprobs": 50}, "top_logprobs"),
@@ -111,32 +118,27 @@ REFUSED: Sequence[tuple[dict[str, Any], str]] = [
     ({"top_logprobs": 5}, "top_logprobs"),
     ({"top_logprobs": 0}, "top_logprobs"),
     ({"top_logprobs": 5, "logprobs": False}, "top_logprobs"),
-    ({"top_logprobs": 5, "logprobs": True}, "logprobs"),
-    # samplers that do not exist yet
-    ({"xtc_probability": 0.5}, "xtc_probability"),
     ({"xtc_probability": 1.5}, "xtc_probability"),
     ({"xtc_threshold": 0.6}, "xtc_threshold"),
     ({"xtc_threshold": 0.6, "xtc_probability": 2}, "xtc_threshold"),
     ({"top_n_sigma": -1}, "top_n_sigma"),
-    ({"top_n_sigma": 1}, "top_n_sigma"),
     ({"typical_p": 0}, "typical_p"),
     ({"typical_p": 1.5}, "typical_p"),
-    ({"typical_p": 0.5}, "typical_p"),
-    ({"p_less": True}, "p_less"),
     ({"p_less": 1}, "p_less"),
-    ({"repetition_penalty": 1.1}, "repetition_penalty"),
-    ({"repeat_penalty": 0.9}, "repeat_penalty"),
-    ({"presence_penalty": 9}, "presence_penalty"),
-    ({"frequency_penalty": -0.5}, "frequency_penalty"),
     ({"frequency_penalty": "0"}, "frequency_penalty"),
-    ({"dry_multiplier": 0.8}, "dry_multiplier"),
     ({"dry_multiplier": -1}, "dry_multiplier"),
     ({"dry_sequence_breakers": ["\n"]}, "dry_sequence_breakers[0]"),
-    ({"max_pattern_size": 4}, "max_pattern_size"),
-    ({"min_pattern_size": 1}, "min_pattern_size"),
-    ({"min_count": 4}, "min_count"),
-    ({"logit_bias": {"1": 500}}, "logit_bias"),
     ({"logit_bias": {"x": 1}}, "logit_bias"),
+    ({"logit_bias": {"-1": 1}}, "logit_bias"),
+    ({"logit_bias": {str(one): 1 for one in range(4097)}}, "logit_bias"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"repeat_penalty": -1}, "repeat_penalty"),
+    ({"repeat_last_n": -2}, "repeat_last_n"),
+    ({"dry_base": 0}, "dry_base"),
+    ({"dry_sequence_breakers": [1] * 1025}, "dry_sequence_breakers"),
+    ({"max_pattern_size": 5000}, "max_pattern_size"),
+    ({"max_pattern_size": -1}, "max_pattern_size"),
+    ({"max_pattern_size": 3, "min_pattern_size": 4, "min_count": 2}, "min_pattern_size"),
     ({"logit_bias": {"1": "5"}}, "logit_bias.1"),
     ({"logit_bias": [1]}, "logit_bias"),
     # tools
@@ -166,7 +168,7 @@ REFUSED: Sequence[tuple[dict[str, Any], str]] = [
             "thinking_token_budget",
             "thinking_budget",
         )
-        for value in (-2, 0, 100, "5", 1.5)
+        for value in (-2, "5", 1.5)
     ],
     ({"thinking_budget": 100, "max_tokens": 5}, "thinking_budget"),
     ({"reasoning_control": True}, "reasoning_control"),
@@ -215,7 +217,8 @@ INERT: Sequence[dict[str, Any]] = [
     {"repeat_last_n": 64},
     {"frequency_penalty": 0},
     {"presence_penalty": 0.0},
-    {"dry_multiplier": 0, "dry_base": 1.75, "dry_allowed_length": 2, "dry_penalty_last_n": 0},
+    {"dry_base": 1.75, "dry_allowed_length": 2},
+    {"logit_bias": {}, "n_predict": -1},
     {"xtc_probability": 0, "xtc_threshold": 0.1},
     {"typical_p": 1},
     {"top_n_sigma": 0},
@@ -228,8 +231,8 @@ INERT: Sequence[dict[str, Any]] = [
     {"n": None},
     {"stop": None},
     {"stop": []},
-    {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto"},
-    {"cache_prompt": False, "prompt_cache_key": "k"},
+    {"user": "", "metadata": {"a": "b"}, "store": True, "service_tier": "auto"},
+    {"cache_prompt": True, "prompt_cache_key": "", "extra_body": {"cache_prompt": "no"}},
     {"something_new": [1, {"a": None}]},
     {"stream_options": None},
     {"model": ""},
@@ -309,9 +312,9 @@ def test_length_aliases(fields: dict[str, Any], expected: int | None) -> None:
 
 
 def test_seed_is_used_or_drawn() -> None:
-    def seed(call: ChatCall) -> int:
+    def seed(call: Call) -> int:
         return call.generation_request(
-            request_id="r", seed=77, lane=Priority.NORMAL, deadline_s=1.0
+            read().prompt, request_id="r", seed=77, lane=Priority.NORMAL, deadline_s=1.0
         ).sampling.seed
 
     assert seed(parse(seed=5)) == 5
@@ -331,7 +334,7 @@ def test_stop_is_a_string_or_an_array() -> None:
 
 
 def messages(raw: list[Any]) -> list[dict[str, Any]]:
-    return [dict(message) for message in parse(messages=raw).prompt.messages]
+    return [dict(message) for message in read(messages=raw).prompt.messages]
 
 
 def test_roles_and_their_order_are_kept() -> None:
@@ -476,7 +479,6 @@ def test_lanes() -> None:
         ("functions", [{"name": "f"}]),
         ("function_call", {"name": "f"}),
         ("best_of", 3),
-        ("min_tokens", 4),
         ("mirostat", 2),
         ("modalities", ["text", "audio"]),
         ("grammar", "root ::= [a-z]"),
@@ -505,9 +507,117 @@ def test_its_inert_value_passes(field: str, value: object) -> None:
 
 def test_ignore_eos_reaches_the_request() -> None:
     call = parse(ignore_eos=True)
-    request = call.generation_request(request_id="r", seed=1, lane=Priority.NORMAL, deadline_s=1.0)
-    assert request.ignore_eos
+    assert request_of(call).ignore_eos
+    assert parse(GenerationDefaults(ignore_eos=True)).ignore_eos
+    assert not parse(GenerationDefaults(ignore_eos=True), ignore_eos=False).ignore_eos
     assert not parse().ignore_eos
     with pytest.raises(RequestError) as caught:
         parse(ignore_eos="yes")
     assert caught.value.param == "ignore_eos"
+
+
+def request_of(call: Call) -> GenerationRequest:
+    return call.generation_request(
+        read().prompt, request_id="r", seed=1, lane=Priority.NORMAL, deadline_s=1.0
+    )
+
+
+def test_the_whole_chain_reaches_the_sampler() -> None:
+    call = parse(
+        repetition_penalty=1.2,
+        repeat_penalty=3.0,
+        repetition_context_size=7,
+        frequency_penalty=-0.5,
+        presence_penalty=9,
+        dry_multiplier=0.8,
+        dry_base=2,
+        dry_allowed_length=3,
+        dry_sequence_breakers=[5, 6],
+        xtc_probability=0.5,
+        xtc_threshold=0.2,
+        typical_p=0.9,
+        top_n_sigma=1.5,
+        p_less=True,
+        logit_bias={"7": 500, "3": -100, "99999999": 1},
+        seed=4,
+        min_tokens=3,
+    )
+    sampling = request_of(call).sampling
+    assert sampling == SamplingParams(
+        seed=4,
+        logit_bias=((3, -100.0), (7, 500.0), (99999999, 1.0)),
+        repetition_penalty=1.2,
+        frequency_penalty=-0.5,
+        presence_penalty=9.0,
+        penalty_window=7,
+        dry_multiplier=0.8,
+        dry_base=2.0,
+        dry_allowed_length=3,
+        dry_window=WHOLE,
+        dry_breakers=(5, 6),
+        top_n_sigma=1.5,
+        p_less=True,
+        typical_p=0.9,
+        xtc_probability=0.5,
+        xtc_threshold=0.2,
+    )
+    assert request_of(call).min_tokens == 3
+    assert parse(repeat_penalty=3).sampling.repetition_penalty == 3.0
+
+
+def test_the_window_of_dry() -> None:
+    """In a request 0 is everything; the server's own setting says so with -1."""
+    server = GenerationDefaults(dry_multiplier=0.5, dry_window=64)
+    assert parse(server).sampling.dry_window == 64
+    assert parse(server, dry_penalty_last_n=0).sampling.dry_window == WHOLE
+    assert parse(server, dry_penalty_last_n=9).sampling.dry_window == 9
+    assert parse(dry_multiplier=0.5).sampling.dry_window == WHOLE
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, None),
+        ({"logprobs": True}, 0),
+        ({"logprobs": True, "top_logprobs": 0}, 0),
+        ({"logprobs": True, "top_logprobs": 20}, 20),
+    ],
+)
+def test_logprobs_are_asked_for(fields: dict[str, Any], expected: int | None) -> None:
+    assert parse(**fields).sampling.logprobs == expected
+
+
+def test_loop_detection_of_the_request_wins_as_a_whole() -> None:
+    rule = LoopRule(min_size=2, max_size=9, count=5)
+    server = GenerationDefaults(loop=rule)
+    assert parse().loop is None
+    assert parse(server).loop == rule
+    assert parse(server, max_pattern_size=0).loop is None
+    assert parse(server, min_count=3).loop is None
+    assert parse(max_pattern_size=4, min_count=1).loop is None
+    own = parse(server, max_pattern_size=4, min_count=3).loop
+    assert own == LoopRule(min_size=1, max_size=4, count=3)
+
+
+def test_thinking_budgets() -> None:
+    server = GenerationDefaults(thinking_budget=50)
+    assert parse().thinking_budget is None
+    assert parse(server).thinking_budget == 50
+    assert parse(server, thinking_budget=-1).thinking_budget is None
+    assert parse(thinking_budget=0).thinking_budget == 0
+    assert parse(thinking_budget=7, reasoning_budget_tokens=3).thinking_budget == 3
+
+
+def test_the_prompt_cache_may_be_kept_out_and_split() -> None:
+    assert parse().cache == CachePolicy()
+    assert not parse(cache_prompt=False).cache.use
+    assert not parse(extra_body={"cache_prompt": False}).cache.use
+    keys = parse(user="u", prompt_cache_key="k"), parse(user="k"), parse(user="u")
+    assert len({call.cache.bucket for call in keys}) == 3
+    nested = parse(extra_body={"prompt_cache_key": "k"})
+    assert nested.cache == parse(prompt_cache_key="k", user="x").cache
+
+
+def test_n_counts_choices() -> None:
+    assert parse().choices == 1
+    assert parse(n=128).choices == 128

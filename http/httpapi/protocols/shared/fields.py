@@ -35,8 +35,8 @@ class GenerationFields(Body):
     stream_options: StreamOptions | None = None
     n: int | None = None
     # length
-    max_completion_tokens: CountOrUnlimited | None = None
-    max_tokens: CountOrUnlimited | None = None
+    max_completion_tokens: Count | None = None
+    max_tokens: Count | None = None
     n_predict: CountOrUnlimited | None = None
     min_tokens: Count | None = None
     stop: Any = None
