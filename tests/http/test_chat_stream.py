@@ -51,7 +51,11 @@ async def test_golden_transcript(runtime: FakeRuntime) -> None:
         choice('{"content":"lo \\"\\n"}'),
         choice('{"content":"é\U0001f600"}'),
         choice("{}", '"length"'),
-        chunk("", ',"usage":{"prompt_tokens":7,"completion_tokens":3,"total_tokens":10}'),
+        chunk(
+            "",
+            ',"usage":{"prompt_tokens":7,"completion_tokens":3,"total_tokens":10,'
+            '"prompt_tokens_details":{"cached_tokens":0}}',
+        ),
         b"data: [DONE]\n\n",
     ]
 
@@ -110,7 +114,12 @@ async def test_whole_answer_has_every_field(runtime: FakeRuntime) -> None:
                 "logprobs": None,
             }
         ],
-        "usage": {"prompt_tokens": 7, "completion_tokens": 1, "total_tokens": 8},
+        "usage": {
+            "prompt_tokens": 7,
+            "completion_tokens": 1,
+            "total_tokens": 8,
+            "prompt_tokens_details": {"cached_tokens": 0},
+        },
     }
 
 

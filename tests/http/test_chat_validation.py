@@ -438,8 +438,8 @@ def test_order_of_checks() -> None:
 
 
 def kwargs(defaults: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    call = parse(GenerationDefaults(template_kwargs=defaults), **fields)
-    return dict(call.prompt.template_kwargs)
+    read = parse_chat(chat(**fields), GenerationDefaults(template_kwargs=defaults))
+    return dict(read.prompt.template_kwargs)
 
 
 def test_template_kwargs_take_one_shape_and_merge_per_key() -> None:

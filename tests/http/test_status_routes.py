@@ -116,7 +116,7 @@ async def test_props(runtime: FakeRuntime) -> None:
     settings = body["default_generation_settings"]
     assert settings["seed"] == 18446744073709551615
     assert (settings["temperature"], settings["n_predict"]) == (0.8, -1)
-    assert len(settings) == 14
+    assert len(settings) == 18
 
 
 async def test_props_answers_while_loading(runtime: FakeRuntime) -> None:
