@@ -44,7 +44,9 @@ def load_backend(
     loaded = load_model(source, cpu_dtype=cpu_dtype)  # type: ignore[arg-type]
     if loaded.notes["device"] == "cpu":
         from models.mlx import cpu_math, rope
+        from models.mlx.heap import keep_freed_memory
 
+        keep_freed_memory()
         cpu_math.install(loaded.model)
         rope.install(loaded.model, loaded.text.context_length)
     try:

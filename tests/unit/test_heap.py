@@ -1,0 +1,56 @@
+"""The heap's limits: set where the C library has them, left alone elsewhere."""
+
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from models.mlx.heap import KEPT_BYTES, keep_freed_memory
+
+# Page faults of filling a 64 MiB buffer that was used and freed before.
+PROBE = """
+import ctypes, json, resource
+from models.mlx.heap import keep_freed_memory
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+libc.malloc.argtypes, libc.free.argtypes = [ctypes.c_size_t], [ctypes.c_void_p]
+size = 64 << 20
+def use():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    place = libc.malloc(size)
+    ctypes.memset(place, 1, size)
+    libc.free(place)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+usual = [use(), use()]
+done = keep_freed_memory()
+print(json.dumps([done, usual, [use(), use()]]))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only the GNU C library has these limits")
+def test_freed_memory_is_used_again_without_page_faults() -> None:
+    out = subprocess.run(
+        [sys.executable, "-c", PROBE], capture_output=True, text=True, check=True, timeout=60
+    )
+    done, usual, kept = json.loads(out.stdout)
+    if done:  # another C library says False
+        assert usual[1] > 20  # huge pages need few faults; small ones 16384
+        assert kept[1] <= 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other platforms are left alone")
+def test_both_limits_are_set() -> None:
+    calls: list[tuple[int, int]] = []
+
+    def mallopt(number: int, value: int) -> int:
+        calls.append((number, value))
+        return 1
+
+    assert keep_freed_memory(library=SimpleNamespace(mallopt=mallopt))
+    assert calls == [(-3, KEPT_BYTES), (-1, KEPT_BYTES)]
+
+
+def test_a_library_without_limits_is_left_alone() -> None:
+    assert not keep_freed_memory(library=SimpleNamespace())
