@@ -1,7 +1,10 @@
 """Comparisons within one run: this server against a plain loop and against mlx-lm's server.
 
     python tools/bench_compare.py default-8
+    python tools/bench_compare.py default-32
+    python tools/bench_compare.py mixed-8
     python tools/bench_compare.py peer-default-8 --peer-model FOLDER
+    python tools/bench_compare.py peer-mixed-8 --peer-model FOLDER
     python tools/bench_compare.py tiny-32 --model FOLDER
     python tools/bench_compare.py threads
 
@@ -42,8 +45,17 @@ from tools.loadgen.report import write_json
 from tools.loadgen.target import UsageError
 
 SCHEMA = "mlxcel-compare/1"
-MODES = ("default-8", "peer-default-8", "tiny-32", "threads")
-STREAMS = {"default-8": 8, "peer-default-8": 8, "tiny-32": 32, "threads": 8}
+STREAMS = {
+    "default-8": 8,
+    "default-32": 32,
+    "mixed-8": 8,
+    "peer-default-8": 8,
+    "peer-mixed-8": 8,
+    "tiny-32": 32,
+    "threads": 8,
+}
+MODES = tuple(STREAMS)
+PEER_MODES = ("peer-default-8", "peer-mixed-8", "tiny-32")
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -74,14 +86,14 @@ def parse(argv: list[str]) -> argparse.Namespace:
     options.max_tokens = options.max_tokens or (256 if options.mode == "tiny-32" else 64)
     if options.mode == "tiny-32":
         options.peer_model = options.peer_model or (Path(options.model) if options.model else None)
-    if options.mode in ("peer-default-8", "tiny-32") and options.peer_model is None:
+    if options.mode in PEER_MODES and options.peer_model is None:
         raise UsageError(f"{options.mode} needs a folder: see --help")
     return options
 
 
 def load_options(options: argparse.Namespace) -> Options:
     return Options(
-        scenario="uniform",
+        scenario="mixed" if options.mode == "peer-mixed-8" else "uniform",
         concurrency=options.streams,
         requests=options.streams,
         max_tokens=options.max_tokens,
@@ -140,10 +152,31 @@ async def against_peer(options: argparse.Namespace) -> Contest:
     return contest
 
 
+async def mixed_against_greedy(options: argparse.Namespace) -> Contest:
+    """Eight different samplers against eight greedy rows, on one and the same server of ours."""
+    load = load_options(options)
+    contest = Contest(ours="mixed", theirs="greedy")
+    spec = our_server(
+        options.model,
+        parallel=options.streams,
+        threads=options.threads,
+        extra=tuple(options.ours_arg),
+    )
+    async with started(spec) as server:
+        mixed = replace(load, scenario="mixed")
+        await warm_up([server], replace(mixed, max_tokens=8))
+        await alternate(
+            contest, over_http(server, mixed), over_http(server, load), rounds=options.rounds
+        )
+    return contest
+
+
 async def compare(options: argparse.Namespace) -> list[Contest]:
     """The contests of a mode."""
     match options.mode:
-        case "default-8":
+        case "mixed-8":
+            return [await mixed_against_greedy(options)]
+        case "default-8" | "default-32":
             return [await against_loop(options, options.threads)]
         case "threads":
             try:

@@ -83,11 +83,12 @@ async def test_plain_responses_are_counted_by_usage() -> None:
 
 async def test_mixed_reports_each_kind_of_sampling() -> None:
     async with running(FakeServer()) as server:
-        report = await load(server, "mixed", concurrency=4, requests=12, max_tokens=3)
+        report = await load(server, "mixed", concurrency=4, requests=16, max_tokens=3)
         kinds = report["details"]["by_sampling"]
         assert {kind["requests"] for kind in kinds.values()} == {2}
-        assert {r.get("top_k") for r in server.requests} == {None, 40, 50}
-        assert sum("seed" in r for r in server.requests) == 4
+        assert {r.get("top_k") for r in server.requests} == {None, 40, 50, 100}
+        assert len({r["seed"] for r in server.requests}) == 8
+        assert sum(r.get("top_logprobs") == 5 for r in server.requests) == 4
 
 
 async def test_shared_prefix_sends_one_cold_request_first() -> None:

@@ -14,7 +14,7 @@ MAX_CONCURRENCY = 4096
 SCENARIO_HELP = """\
 scenarios:
   uniform        --concurrency streams at a time, --requests in all, same length each
-  mixed          like uniform, with greedy, seeded, top_p, top_k, min_p ... requests side by side
+  mixed          like uniform, with eight different samplers, seeds and penalties side by side
   long-prompt    --concurrency streams decode while a prompt of --long-prompt-tokens arrives;
                  the longest stall of each stream in ms and in median inter-token times
   shared-prefix  all prompts share their first --prompt-tokens words, then differ

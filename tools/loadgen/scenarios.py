@@ -12,14 +12,22 @@ from tools.loadgen.outcome import Call, Outcome
 from tools.loadgen.prompts import made_up
 from tools.loadgen.stats import percentile, spread
 
-# One entry per request in turn; every server understands the fields (or ignores them).
+# One entry per request in turn: different samplers, each with a seed and a penalty of its own, two
+# with log-probabilities.  Every server understands the fields (or ignores them).
 SAMPLING_MIX: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("greedy", {"temperature": 0.0}),
-    ("seeded", {"temperature": 0.8, "seed": 7}),
-    ("top_p", {"temperature": 0.7, "top_p": 0.9}),
-    ("top_k", {"temperature": 1.0, "top_k": 40}),
-    ("min_p", {"temperature": 0.9, "min_p": 0.05}),
-    ("all", {"temperature": 0.6, "top_p": 0.95, "top_k": 50, "min_p": 0.02, "seed": 11}),
+    ("logprobs", {"temperature": 0.8, "seed": 7, "logprobs": True, "top_logprobs": 5}),
+    ("top_p", {"temperature": 0.7, "top_p": 0.9, "seed": 8, "presence_penalty": 0.3}),
+    ("top_k", {"temperature": 1.0, "top_k": 40, "seed": 9, "frequency_penalty": 0.2}),
+    ("min_p", {"temperature": 0.9, "min_p": 0.1, "seed": 10, "repetition_penalty": 1.05}),
+    ("xtc", {"temperature": 1.1, "xtc_probability": 0.3, "seed": 11, "presence_penalty": 0.1}),
+    ("bias", {"temperature": 0.5, "logit_bias": {"100": -5}, "seed": 12}),
+    ("hot", {"temperature": 1.5, "top_k": 100, "top_p": 0.8, "seed": 13, "frequency_penalty": 0.5}),
+    (
+        "all",
+        {"temperature": 0.6, "top_p": 0.95, "top_k": 50, "min_p": 0.02, "seed": 14}
+        | {"repetition_penalty": 1.1, "frequency_penalty": 0.1, "presence_penalty": 0.1}
+        | {"logprobs": True, "top_logprobs": 5},
+    ),
 )
 
 
