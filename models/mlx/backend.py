@@ -112,7 +112,11 @@ class MLXBackend:
             prefix=prefix_mode(probe),
             state_bytes=state_bytes(probe),
             fingerprint=fingerprint,
-            notes={**(notes or {}), "kv_caches": kinds_of(probe)},
+            notes={
+                **(notes or {}),
+                "kv_caches": kinds_of(probe),
+                "kv_bytes_per_token": kv_bytes_per_token(probe),
+            },
         )
 
     @property

@@ -22,9 +22,20 @@ KEPT_BYTES: Final = 256 << 20
 def keep_freed_memory(kept: int = KEPT_BYTES, *, library: Any = None) -> bool:
     """Let the heap keep up to ``kept`` free bytes at its end, and take pieces up to this size from
     it.  False where the C library has no such limits (nothing is changed then)."""
-    if sys.platform != "linux":
-        return False
-    mallopt = getattr(ctypes.CDLL(None) if library is None else library, "mallopt", None)
+    mallopt = _function("mallopt", library)
     if mallopt is None:
         return False
     return all([mallopt(_MMAP_THRESHOLD, kept) == 1, mallopt(_TRIM_THRESHOLD, kept) == 1])
+
+
+def return_freed_memory(*, library: Any = None) -> bool:
+    """Give all free pages of the heap back to the system now, after something that needed much more
+    than what comes next (loading a model).  False where the C library cannot."""
+    trim = _function("malloc_trim", library)
+    return trim is not None and trim(0) == 1
+
+
+def _function(name: str, library: Any) -> Any:
+    if sys.platform != "linux":
+        return None
+    return getattr(ctypes.CDLL(None) if library is None else library, name, None)

@@ -44,7 +44,7 @@ def load_backend(
     loaded = load_model(source, cpu_dtype=cpu_dtype)  # type: ignore[arg-type]
     if loaded.notes["device"] == "cpu":
         from models.mlx import cpu_math, rope
-        from models.mlx.heap import keep_freed_memory
+        from models.mlx.heap import keep_freed_memory, return_freed_memory
 
         keep_freed_memory()
         cpu_math.install(loaded.model)
@@ -53,6 +53,8 @@ def load_backend(
         backend = _backend(loaded, blas, options)
     except UnsupportedCaches as error:
         raise ModelLoadError(str(error)) from error
+    if loaded.notes["device"] == "cpu":
+        return_freed_memory()
     return backend, loaded.text
 
 

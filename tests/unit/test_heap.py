@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from models.mlx.heap import KEPT_BYTES, keep_freed_memory
+from models.mlx.heap import KEPT_BYTES, keep_freed_memory, return_freed_memory
 
 # Page faults of filling a 64 MiB buffer that was used and freed before.
 PROBE = """
@@ -54,3 +54,16 @@ def test_both_limits_are_set() -> None:
 
 def test_a_library_without_limits_is_left_alone() -> None:
     assert not keep_freed_memory(library=SimpleNamespace())
+    assert not return_freed_memory(library=SimpleNamespace())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only the GNU C library gives pages back")
+def test_the_free_pages_of_the_whole_heap_are_given_back() -> None:
+    asked: list[int] = []
+
+    def malloc_trim(pad: int) -> int:
+        asked.append(pad)
+        return 1
+
+    assert return_freed_memory(library=SimpleNamespace(malloc_trim=malloc_trim))
+    assert asked == [0]
