@@ -24,12 +24,13 @@ from models.mlx.batching import (
     new_caches,
     prefix_mode,
 )
+from models.mlx.block_copies import Planes
 from models.mlx.decoder import Decoder
 from models.mlx.head import LastPositionHead
 from models.mlx.kv_probe import check_caches, widest_batch
 from models.mlx.memory import kv_budget, kv_bytes_per_token, state_bytes
 from models.mlx.prefiller import Prefiller, takes_padding
-from models.mlx.prefixes import Planes, PrefixStore, planes_of, planes_of_row
+from models.mlx.prefixes import PrefixStore, planes_of, planes_of_row
 from models.mlx.sequences import Abandoned, Sequences
 
 # Steps between two returns of unused memory to the system.

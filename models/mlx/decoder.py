@@ -11,6 +11,7 @@ import mlx.core as mx
 
 from models.engine import StepPlan, TokenLogprobs
 from models.mlx.batching import DecodeBatch, Row, arrays_of, remember, share_offsets
+from models.mlx.heap import evaluate_in_turn
 from models.mlx.sampler import BatchSampler, Draw
 from models.mlx.sequences import NOT_FINITE, Sequences, checked, evaluate, host_values
 from models.mlx.solo import SoloBatch
@@ -163,24 +164,30 @@ class Decoder:
         if decode:
             parked = [row for row in batch.ids if row in self._sequences and row not in planned]
         present = set(batch.ids)
-        join: list[Row] = []
-        for sequence_id in decode:
-            if sequence_id in present:
-                continue
-            sequence = self._sequences[sequence_id]
-            assert sequence.caches is not None
-            join.append(
-                Row(sequence_id=sequence_id, caches=sequence.caches, length=sequence.length)
-            )
+        join = [one for one in decode if one not in present]
         if not (dropped or parked or join):
             return
         self.composition_changes()
+        self._regroup({*dropped, *parked}, parked, join)
+        if isinstance(batch, DecodeBatch):
+            evaluate_in_turn(batch.caches)
+
+    def _regroup(self, leave: set[int], parked: list[int], join: list[int]) -> None:
+        """Nothing holds on to the former caches when this returns."""
+        batch = self.batch
         for row in batch.take_out(parked):
             self._sequences[row.sequence_id].caches = row.caches
             self._sequences[row.sequence_id].length = row.length
-        batch.change(leave={*dropped, *parked}, join=join)
-        for row in join:
-            self._sequences[row.sequence_id].caches = None
+        rows = []
+        for sequence_id in join:
+            sequence = self._sequences[sequence_id]
+            assert sequence.caches is not None
+            rows.append(
+                Row(sequence_id=sequence_id, caches=sequence.caches, length=sequence.length)
+            )
+        batch.change(leave=leave, join=rows)
+        for sequence_id in join:
+            self._sequences[sequence_id].caches = None
 
     def collect(self, failed: dict[int, str], begin: float) -> float:
         """Wait for the decode that runs; its tokens wait in their sequences from then on.

@@ -43,10 +43,13 @@ def load_backend(
 
     loaded = load_model(source, cpu_dtype=cpu_dtype)  # type: ignore[arg-type]
     if loaded.notes["device"] == "cpu":
-        from models.mlx import cpu_math, rope
-        from models.mlx.heap import keep_freed_memory, return_freed_memory
+        import mlx.core as mx
 
-        keep_freed_memory()
+        from models.mlx import cpu_math, rope
+        from models.mlx.heap import return_freed_memory, set_limits
+
+        set_limits()
+        mx.set_cache_limit(0)  # the heap keeps what is worth keeping
         cpu_math.install(loaded.model)
         rope.install(loaded.model, loaded.text.context_length)
     try:

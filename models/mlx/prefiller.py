@@ -11,6 +11,7 @@ import mlx.core as mx
 from models.engine import PrefillChunk, TokenLogprobs
 from models.mlx.batching import Caches, DecodeBatch, arrays_of, share_offsets
 from models.mlx.head import LastPositionHead
+from models.mlx.heap import return_freed_memory
 from models.mlx.lm import mlx_lm_utils
 from models.mlx.prefixes import PrefixStore, copy_state
 from models.mlx.sampler import BatchSampler, Draw, check_params
@@ -23,6 +24,8 @@ from mlx_lm.models.cache import BatchKVCache, KVCache  # noqa: E402
 
 # Prompts share a forward pass while at most this share of its tokens is real ones' padding.
 MAX_PADDING: Final = 0.25
+# The activations of fewer tokens leave too little free memory to bother.
+WORTH_TOKENS: Final = 128
 
 
 @dataclass(slots=True, kw_only=True)
@@ -79,6 +82,7 @@ class Prefiller:
         self._context_length = context_length
         self._together = together
         self._unwanted = unwanted
+        self._on_cpu = mx.default_device() == mx.Device(mx.cpu)
 
     def build(self, chunks: Sequence[PrefillChunk], failed: dict[int, str]) -> list[_Pass]:
         """Graphs of all chunks, not evaluated.  Chunks with unusable settings fail at once."""
@@ -164,6 +168,8 @@ class Prefiller:
         """Evaluate a pass and hand out what it drew.  Raises Abandoned."""
         evaluate(one.caches, None, self._unwanted)
         mx.eval(one.outputs)
+        if self._on_cpu and sum(len(chunk.tokens) for chunk in one.chunks) >= WORTH_TOKENS:
+            return_freed_memory()
         if len(one.chunks) > 1:
             self._take_apart(one)
         first = one.chunks[0]

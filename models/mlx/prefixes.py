@@ -1,8 +1,8 @@
 """Parts of KV caches that outlive their sequences: blocks of tokens, and whole snapshots.
 
 A block holds the keys and values of a range of tokens, stacked over all layers whose arrays have
-the same shape: opening a sequence from n blocks takes one concatenation per kind of layer, not one
-per layer and block.  A snapshot shares the arrays of the caches it was taken from.
+the same shape: one array per shape, whatever the number of layers.  A snapshot shares the arrays
+of the caches it was taken from.
 
 Nothing is ever written into a kept array.  MLX updates an array in place only while nobody else
 holds it, so a sequence that was opened from kept parts copies before its first write, and two
@@ -21,14 +21,11 @@ import numpy as np
 
 from models.engine import KeepBlock, KeptPrefix, PrefixData
 from models.mlx.batching import Caches, DecodeBatch
+from models.mlx.block_copies import TOKENS, BlockCopies, Planes, block_copies
 
-# Token axis of keys and values: [B, H, tokens, D], in caches of every kind that has blocks.
-TOKENS: Final = 2
 # Names of exported arrays; bfloat16 has no NumPy type and travels as its bits.
 PLANE: Final = "plane{}"
 BITS: Final = "_bfloat16"
-
-Planes = list[mx.array]  # [1, H, tokens, D] each: keys and values of all layers in a fixed order
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +44,8 @@ class _Snapshot:
 class PrefixStore:
     """What is kept, by handle.  ``template``: used caches of one sequence, for the layout."""
 
-    def __init__(self, template: Caches) -> None:
+    def __init__(self, template: Caches, copies: BlockCopies | None = None) -> None:
+        self._copies = block_copies() if copies is None else copies
         shapes: dict[tuple[Any, ...], list[int]] = {}
         for place, plane in enumerate(planes_of(template)):
             shapes.setdefault(_kind(plane), []).append(place)
@@ -68,21 +66,16 @@ class PrefixStore:
     def keep_blocks(self, planes: Planes, keeps: Sequence[KeepBlock], held: int) -> list[mx.array]:
         """Keep ranges of one sequence; ``planes`` hold its first ``held`` tokens.
 
-        Returns what has to be evaluated.  The copies are needed: a view would keep all of the
-        sequence alive.
+        Returns what has to be evaluated.
         """
-        low, high = min(one.start for one in keeps), max(one.end for one in keeps)
-        assert high <= held, "a block reaches behind the end of its sequence"
-        stacks = [
-            mx.concatenate([planes[place][:, :, low:high] for place in group])
-            for group in self._groups
+        assert max(one.end for one in keeps) <= held, "a block reaches behind its sequence's end"
+        assert not any(one.handle in self._kept for one in keeps), "the handle is in use"
+        ranges = [(one.start, one.end) for one in keeps]
+        by_shape = [
+            self._copies.cut([planes[place] for place in group], ranges) for group in self._groups
         ]
-        for one in keeps:
-            assert one.handle not in self._kept, "the handle is in use"
-            cut = slice(one.start - low, one.end - low)
-            self._kept[one.handle] = _Block(
-                tuple(mx.contiguous(stack[:, :, cut]) for stack in stacks)
-            )
+        for one, *stacks in zip(keeps, *by_shape, strict=True):
+            self._kept[one.handle] = _Block(tuple(stacks))
         return [stack for one in keeps for stack in self._block(one.handle).stacks]
 
     def keep_snapshot(self, handle: int, caches: Caches, tokens: int) -> None:
@@ -101,11 +94,11 @@ class PrefixStore:
         planes: list[Any] = [None] * sum(len(group) for group in self._groups)
         for number, group in enumerate(self._groups):
             parts = [block.stacks[number] for block in blocks]
-            joined = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=TOKENS)
-            assert joined.shape[TOKENS] >= prefix.tokens, "the blocks are too short"
-            joined = joined[:, :, : prefix.tokens]
-            for row, place in enumerate(group):
-                planes[place] = joined[row : row + 1]
+            held = sum(part.shape[TOKENS] for part in parts)
+            assert held >= prefix.tokens, "the blocks are too short"
+            joined = self._copies.join(parts, prefix.tokens)
+            for place, plane in zip(group, joined, strict=True):
+                planes[place] = plane
         return _filled(fresh, planes, prefix.tokens)
 
     def export(self, handle: int) -> PrefixData:
@@ -144,7 +137,8 @@ def _kind(plane: mx.array) -> tuple[Any, ...]:
 
 
 def planes_of(caches: Caches) -> Planes:
-    """Keys and values of all layers in a fixed order; quantised ones as their three parts each."""
+    """Keys and values of all layers in a fixed order, [1, H, tokens, D] each; quantised ones as
+    their three parts each."""
     return [part for cache in caches for side in _sides(cache) for part in _parts(side)]
 
 

@@ -7,16 +7,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from models.mlx.heap import KEPT_BYTES, keep_freed_memory, return_freed_memory
+from models.mlx.heap import END_BYTES, PIECE_BYTES, return_freed_memory, set_limits
 
-# Page faults of filling a 64 MiB buffer that was used and freed before.
+# Page faults of filling a 4 MiB buffer that was used and freed before.
 PROBE = """
 import ctypes, json, resource
-from models.mlx.heap import keep_freed_memory
+from models.mlx.heap import set_limits
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
 libc.malloc.argtypes, libc.free.argtypes = [ctypes.c_size_t], [ctypes.c_void_p]
-size = 64 << 20
+size = 4 << 20
 def use():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     place = libc.malloc(size)
@@ -24,7 +24,7 @@ def use():
     libc.free(place)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 usual = [use(), use()]
-done = keep_freed_memory()
+done = set_limits()
 print(json.dumps([done, usual, [use(), use()]]))
 """
 
@@ -48,12 +48,12 @@ def test_both_limits_are_set() -> None:
         calls.append((number, value))
         return 1
 
-    assert keep_freed_memory(library=SimpleNamespace(mallopt=mallopt))
-    assert calls == [(-3, KEPT_BYTES), (-1, KEPT_BYTES)]
+    assert set_limits(library=SimpleNamespace(mallopt=mallopt))
+    assert calls == [(-3, PIECE_BYTES), (-1, END_BYTES)]
 
 
 def test_a_library_without_limits_is_left_alone() -> None:
-    assert not keep_freed_memory(library=SimpleNamespace())
+    assert not set_limits(library=SimpleNamespace())
     assert not return_freed_memory(library=SimpleNamespace())
 
 
